@@ -1,0 +1,40 @@
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <iterator>
+
+#include "backends/backend.hpp"
+#include "core/check.hpp"
+
+namespace octopage {
+
+std::span<const Backend* const> compiled_backends() {
+  static const std::array<const Backend*, 2> backends = {&cpu_backend(), &reference_backend()};
+  return backends;
+}
+
+Support supports_on_cpu(const char* backend, const Problem& problem) {
+  if (problem.device.type != DeviceType::cpu) {
+    return {false, fmt::format("{}: runs on cpu tensors; these are on {}", backend, name(problem.device))};
+  }
+  if (problem.query_dtype != DType::bf16 && problem.query_dtype != DType::f16) {
+    return {false, fmt::format("{}: query dtype must be bf16 or f16, is {}", backend,
+                               name(problem.query_dtype))};
+  }
+  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), problem.dim) == std::end(kHeadDims)) {
+    return {false, fmt::format("{}: head dim must be one of 64, 128, 192, 256, is {}", backend, problem.dim)};
+  }
+  if (problem.heads_per_group < 1 || problem.heads_per_group > kMaxHeadsPerGroup) {
+    return {false, fmt::format("{}: heads per group must be 1 .. {}, is {}", backend, kMaxHeadsPerGroup,
+                               problem.heads_per_group)};
+  }
+  return {true, ""};
+}
+
+void raise_status(int32_t* status, int32_t bits) {
+  if (status != nullptr && bits != 0) {
+    std::atomic_ref<int32_t>(*status).fetch_or(bits, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace octopage
