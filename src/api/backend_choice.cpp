@@ -1,0 +1,126 @@
+#include "api/backend_choice.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "api/validate.hpp"
+#include "core/check.hpp"
+
+namespace octopage {
+namespace {
+
+constexpr const char* kEnvironment = "OCTOPAGE_BACKEND";
+
+/// Backends that octopage knows and this build does not have.
+struct Missing {
+  const char* name;
+  const char* description;
+  int32_t priority;
+};
+constexpr Missing kMissing[] = {
+    {"cuda-sm90a", "Hopper GPUs: TMA and WGMMA", 300},
+    {"cuda-sm80", "GPUs of compute capability 8.0 and newer", 200},
+};
+constexpr const char* kMissingReason = "this version of octopage has no CUDA backend";
+
+std::string known_names() {
+  std::string names;
+  for (const BackendInfo& info : backends()) {
+    if (!names.empty()) names += ", ";
+    names += info.name;
+  }
+  return names;
+}
+
+}  // namespace
+
+const Backend& backend_by_name(std::string_view name, const char* source) {
+  for (const Backend* backend : compiled_backends()) {
+    const BackendInfo info = backend->info();
+    if (info.name != name) continue;
+    if (!info.available) {
+      fail(ErrorCode::unsupported, "{} = '{}': not available: {}", source, name, info.reason);
+    }
+    return *backend;
+  }
+  for (const Missing& missing : kMissing) {
+    if (name == missing.name) {
+      fail(ErrorCode::unsupported, "{} = '{}': not available: {}", source, name, kMissingReason);
+    }
+  }
+  fail_argument("{} = '{}': no backend has this name; known are {}", source, name, known_names());
+}
+
+const Backend& pick_backend(const Problem& problem, const Options& options) {
+  std::string_view forced = options.backend;
+  const char* source = "options.backend";
+  if (forced.empty()) {
+    const char* value = std::getenv(kEnvironment);
+    if (value != nullptr) forced = value;
+    source = kEnvironment;
+  }
+  if (!forced.empty()) {
+    const Backend& backend = backend_by_name(forced, source);
+    const Support support = backend.supports(problem);
+    if (!support) fail(ErrorCode::unsupported, "{} = '{}': {}", source, forced, support.reason);
+    return backend;
+  }
+  std::string reasons;
+  for (const Backend* backend : compiled_backends()) {
+    const BackendInfo info = backend->info();
+    const Support support = info.available ? backend->supports(problem)
+                                           : Support{false, info.name + ": " + info.reason};
+    if (support) return *backend;
+    if (!reasons.empty()) reasons += "; ";
+    reasons += support.reason;
+  }
+  fail(ErrorCode::unsupported, "no backend serves this call: {}", reasons);
+}
+
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> all;
+  for (const Backend* backend : compiled_backends()) all.push_back(backend->info());
+  for (const Missing& missing : kMissing) {
+    all.push_back({.name = missing.name, .description = missing.description,
+                   .device = DeviceType::cuda, .priority = missing.priority, .available = false,
+                   .reason = kMissingReason});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const BackendInfo& a, const BackendInfo& b) {
+    return a.priority > b.priority;
+  });
+  return all;
+}
+
+Support backend_supports(std::string_view backend, const SparsePrefillArgs& args,
+                         const Options& options) {
+  const DirectParams params = check_sparse_prefill(args, options, Pointers::ignored);
+  for (const BackendInfo& info : backends()) {
+    if (info.name != backend) continue;
+    if (!info.available) return {false, fmt::format("{}: {}", backend, info.reason)};
+    return backend_by_name(backend, "backend").supports(params.problem);
+  }
+  fail_argument("backend = '{}': no backend has this name; known are {}", backend, known_names());
+}
+
+std::string choose_backend(const SparsePrefillArgs& args, const Options& options) {
+  return pick_backend(check_sparse_prefill(args, options, Pointers::ignored).problem, options).info().name;
+}
+
+Workspace::Workspace(const Options& options, size_t bytes) {
+  if (options.workspace != nullptr) {
+    if (options.workspace_bytes < bytes) {
+      fail_argument("options.workspace = {} bytes: this call needs {}", options.workspace_bytes, bytes);
+    }
+    span_ = {static_cast<std::byte*>(options.workspace), bytes};
+    return;
+  }
+  try {
+    own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  } catch (const std::bad_alloc&) {
+    fail(ErrorCode::out_of_memory, "could not allocate {} bytes of workspace", bytes);
+  }
+  span_ = {own_.get(), bytes};
+}
+
+}  // namespace octopage

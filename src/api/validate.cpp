@@ -1,0 +1,253 @@
+#include "api/validate.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/check.hpp"
+#include "plan/page_functions.hpp"
+
+namespace octopage {
+namespace {
+
+std::string shape_text(const TensorView& tensor) {
+  std::string text = "[";
+  for (int32_t d = 0; d < tensor.rank; ++d) {
+    text += (d > 0 ? ", " : "") + std::to_string(tensor.shape[static_cast<size_t>(d)]);
+  }
+  return text + "]";
+}
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  std::string text = "[";
+  for (const int64_t extent : shape) {
+    if (text.size() > 1) text += ", ";
+    text += extent < 0 ? "*" : std::to_string(extent);
+  }
+  return text + "]";
+}
+
+void check_device(const char* argument, Device actual, Device expected) {
+  if (actual != expected) {
+    fail_argument("{}: must be on {}, is on {}", argument, name(expected), name(actual));
+  }
+}
+
+}  // namespace
+
+void check_tensor(const char* argument, const TensorView& tensor, std::initializer_list<DType> dtypes,
+                  std::initializer_list<int64_t> shape, Device device, Pointers pointers) {
+  if (static_cast<size_t>(tensor.rank) != shape.size()) {
+    if (!tensor.present()) fail_argument("{}: is required, with shape {}", argument, shape_text(shape));
+    fail_argument("{}: must have {} dimensions {}, has shape {}", argument, shape.size(),
+                  shape_text(shape), shape_text(tensor));
+  }
+  bool known = false;
+  std::string wanted;
+  for (const DType dtype : dtypes) {
+    known |= dtype == tensor.dtype;
+    wanted += (wanted.empty() ? "" : " or ") + std::string(name(dtype));
+  }
+  if (!known) fail_argument("{}: dtype must be {}, is {}", argument, wanted, name(tensor.dtype));
+  size_t d = 0;
+  for (const int64_t extent : shape) {
+    if (tensor.shape[d] < 0) fail_argument("{}.shape[{}] = {} is negative", argument, d, tensor.shape[d]);
+    if (extent >= 0 && tensor.shape[d] != extent) {
+      fail_argument("{}: must have shape {}, has {}", argument, shape_text(shape), shape_text(tensor));
+    }
+    ++d;
+  }
+  check_device(argument, tensor.device, device);
+  if (pointers == Pointers::ignored || tensor.size() == 0) return;
+  if (tensor.data == nullptr) fail_argument("{}.data is null, but its shape is {}", argument, shape_text(tensor));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(itemsize(tensor.dtype)) != 0) {
+    fail_argument("{}.data = {}: must be aligned to its {}-byte elements", argument,
+                  fmt::ptr(tensor.data), itemsize(tensor.dtype));
+  }
+}
+
+void check_last_contiguous(const char* argument, const TensorView& tensor) {
+  const auto last = static_cast<size_t>(tensor.rank) - 1;
+  if (tensor.shape[last] > 1 && tensor.strides[last] != 1) {
+    fail_argument("{}.strides[{}] = {}: the last dimension must be contiguous", argument, last,
+                  tensor.strides[last]);
+  }
+}
+
+void check_writable(const char* argument, const TensorView& tensor) {
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    const auto d = static_cast<size_t>(i);
+    if (tensor.shape[d] > 1 && tensor.strides[d] == 0) {
+      fail_argument("{}.strides[{}] = 0: elements of an output must not share memory", argument, d);
+    }
+  }
+}
+
+KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers) {
+  if (pointers == Pointers::checked) return kv_cache_view(kv_cache);
+  TensorView shape_only = kv_cache;
+  shape_only.data = reinterpret_cast<void*>(uintptr_t{16});  // aligned, never dereferenced
+  KvCacheView view = kv_cache_view(shape_only);
+  view.data = nullptr;
+  return view;
+}
+
+BlockTableView check_block_table(const TensorView& block_table, Device device, Pointers pointers) {
+  check_tensor("block_table", block_table, {DType::i32}, {-1, -1}, device, pointers);
+  return {.data = static_cast<const int32_t*>(block_table.data),
+          .requests = block_table.shape[0],
+          .max_blocks = block_table.shape[1],
+          .stride_request = block_table.strides[0],
+          .stride_block = block_table.strides[1]};
+}
+
+ScaleValues check_scales(DType cache_dtype, const Scale& k_scale, const Scale& v_scale,
+                         bool need_values) {
+  if (cache_dtype != DType::f8_e4m3fn) return {};
+  const auto value = [&](const char* argument, const Scale& scale) {
+    if (scale.kind == Scale::Kind::absent) {
+      fail_argument("{}: is required for a cache of f8_e4m3fn", argument);
+    }
+    if (scale.kind == Scale::Kind::value) return scale.value;
+    if (scale.pointer == nullptr) fail_argument("{}.pointer is null", argument);
+    return need_values ? *scale.pointer : 1.0f;
+  };
+  return {value("k_scale", k_scale), value("v_scale", v_scale)};
+}
+
+void check_attention(const TensorView& query, const KvCacheView& cache, const TensorView& output,
+                     const TensorView& lse, float scale, Pointers pointers, Problem* problem,
+                     AttentionTensors* tensors) {
+  const Device device = query.device;
+  check_tensor("query", query, {DType::bf16, DType::f16}, {-1, -1, -1}, device, pointers);
+  check_last_contiguous("query", query);
+  check_device("kv_cache", cache.device, device);
+  const int64_t rows = query.shape[0];
+  const int64_t heads = query.shape[1];
+  const int64_t dim = query.shape[2];
+  if (dim != cache.dim) {
+    fail_argument("query.shape[2] (dim) = {}: must be that of kv_cache, {} (its last dimension is 2*dim = {})",
+                  dim, cache.dim, 2 * cache.dim);
+  }
+  if (heads == 0 || heads % cache.groups != 0) {
+    fail_argument("query.shape[1] (heads) = {}: must be a positive multiple of the cache's {} groups",
+                  heads, cache.groups);
+  }
+  if (rows > std::numeric_limits<int32_t>::max()) {
+    fail_argument("query.shape[0] (rows) = {}: must be at most 2^31 - 1", rows);
+  }
+  check_tensor("output", output, {query.dtype, DType::f32}, {rows, heads, dim}, device, pointers);
+  check_last_contiguous("output", output);
+  check_writable("output", output);
+  if (lse.present()) {
+    check_tensor("lse", lse, {DType::f32}, {rows, heads}, device, pointers);
+    check_writable("lse", lse);
+  }
+  if (!std::isfinite(scale)) fail_argument("scale = {}: must be finite", scale);
+  problem->device = device;
+  problem->query_dtype = query.dtype;
+  problem->cache_dtype = cache.dtype;
+  problem->output_dtype = output.dtype;
+  problem->rows = rows;
+  problem->heads_per_group = heads / cache.groups;
+  problem->groups = cache.groups;
+  problem->dim = dim;
+  *tensors = {.query = query.data,
+              .stride_query_row = query.strides[0],
+              .stride_query_head = query.strides[1],
+              .output = output.data,
+              .stride_output_row = output.strides[0],
+              .stride_output_head = output.strides[1],
+              .lse = lse.present() ? static_cast<float*>(lse.data) : nullptr,
+              .stride_lse_row = lse.strides[0],
+              .stride_lse_head = lse.strides[1],
+              .cache = cache,
+              .scale = static_cast<double>(scale),
+              .v_scale = 1.0};
+}
+
+DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& options,
+                                  Pointers pointers) {
+  DirectParams params = {};
+  const KvCacheView cache = check_cache(args.kv_cache, pointers);
+  check_attention(args.query, cache, args.output, args.lse, args.scale, pointers, &params.problem,
+                  &params.tensors);
+  const Device device = args.query.device;
+  const int64_t rows = params.problem.rows;
+  params.table = check_block_table(args.block_table, device, pointers);
+  check_tensor("owners", args.owners, {DType::i32}, {rows}, device, pointers);
+  check_tensor("positions", args.positions, {DType::i32, DType::i64}, {rows}, device, pointers);
+  const bool shared = args.regions.rank == 2;
+  if (shared) {
+    check_tensor("regions", args.regions, {DType::i32}, {rows, -1}, device, pointers);
+  } else {
+    check_tensor("regions", args.regions, {DType::i32}, {rows, cache.groups, -1}, device, pointers);
+  }
+  const ScaleValues scales = check_scales(cache.dtype, args.k_scale, args.v_scale,
+                                          pointers == Pointers::checked && device.type == DeviceType::cpu);
+  params.tensors.scale *= static_cast<double>(scales.k);
+  params.tensors.v_scale = static_cast<double>(scales.v);
+  params.problem.path = Problem::Path::direct;
+  params.problem.region_count = args.regions.shape[shared ? 1 : 2];
+  params.problem.batch_invariant = options.batch_invariant;
+  params.rows = row_view(args.owners, args.positions);
+  params.regions = static_cast<const int32_t*>(args.regions.data);
+  params.stride_regions_row = args.regions.strides[0];
+  params.stride_regions_group = shared ? 0 : args.regions.strides[1];
+  params.stride_regions_entry = args.regions.strides[shared ? 1 : 2];
+  return params;
+}
+
+void fail_entry(const BadEntry& bad, int64_t row, int64_t group, int64_t groups,
+                const BlockTableView& table, const PageGeometry& geometry, int64_t own_region,
+                int64_t owner) {
+  const std::string where = groups > 1 ? fmt::format("row {}, group {}", row, group) : fmt::format("row {}", row);
+  const std::string entry = fmt::format("regions[{}, entry {}] = {}", where, bad.entry, bad.value);
+  switch (bad.fault) {
+    case status_owner:
+      fail(ErrorCode::invalid_entry, "owners[row {}] = {}: must be in 0 .. {}", row, bad.value,
+           table.requests - 1);
+    case status_region:
+      fail(ErrorCode::invalid_entry, "{}: must be in 0 .. {}, the row's own region", entry, own_region);
+    case kDuplicate:
+      fail(ErrorCode::invalid_entry, "{}: the row lists this region twice", entry);
+    case kOwnMissing:
+      fail(ErrorCode::invalid_entry, "regions[{}]: the row's own region {} is not among its entries", where,
+           own_region);
+    default:
+      break;
+  }
+  if (bad.table_column >= table.max_blocks) {
+    fail(ErrorCode::invalid_entry, "{}: needs column {} of block_table, which has {} columns", entry,
+         bad.table_column, table.max_blocks);
+  }
+  fail(ErrorCode::invalid_entry, "{}: block_table[request {}, column {}] = {}: must be in 0 .. {}", entry,
+       owner, bad.table_column, bad.table_value, geometry.blocks - 1);
+}
+
+void check_entries(const DirectParams& params) {
+  const PageGeometry geometry = params.tensors.cache.geometry();
+  const auto check = [&](int64_t row, int64_t* group) {
+    const int64_t position = params.rows.position(row);
+    const int64_t count = selection_count(position, params.problem.region_count);
+    for (*group = 0; *group < params.problem.groups; ++*group) {
+      const BadEntry bad = check_selection(
+          params.table, geometry, count > 0 ? params.rows.owner(row) : 0,
+          params.regions + row * params.stride_regions_row + *group * params.stride_regions_group,
+          params.stride_regions_entry, count, region_of_position(position), false);
+      if (bad.fault != 0) return bad;
+    }
+    return BadEntry{};
+  };
+  for (int64_t row = 0; row < params.problem.rows; ++row) {
+    int64_t group = 0;
+    const BadEntry bad = check(row, &group);
+    if (bad.fault != 0) {
+      fail_entry(bad, row, group, params.problem.groups, params.table, geometry,
+                 region_of_position(params.rows.position(row)), params.rows.owner(row));
+    }
+  }
+}
+
+}  // namespace octopage
