@@ -150,12 +150,38 @@ HWY_INLINE void Scores(const float* HWY_RESTRICT query, size_t width, int64_t di
   }
 }
 
+// Cache rows of pages that come next, fetched a few lines at a time while the products run.
+class Prefetcher {
+ public:
+  Prefetcher(const TileJob& job, int64_t begin, int64_t end)
+      : job_(job), page_(begin), end_(end), element_bytes_(itemsize(job.cache_dtype)) {}
+  // One token's K and V.
+  HWY_INLINE void Step() {
+    if (page_ >= end_) return;
+    const char* row = static_cast<const char*>(job_.cache) +
+                      (job_.pages[page_].offset + token_ * job_.stride_token) * element_bytes_;
+    for (int64_t at = 0; at < 2 * job_.dim * element_bytes_; at += 64) __builtin_prefetch(row + at, 0, 2);
+    if (++token_ == kPageTokens) {
+      token_ = 0;
+      ++page_;
+    }
+  }
+
+ private:
+  const TileJob& job_;
+  int64_t page_;
+  int64_t end_;
+  int64_t token_ = 0;
+  int64_t element_bytes_;
+};
+
 // Scores of all pages of the pack, [pages * 8, width].
 void AllScores(const float* query, size_t vectors, int64_t dim, const PackPage* pages, int64_t count,
-               float* scores) {
+               float* scores, Prefetcher& prefetcher) {
   const size_t width = vectors * kLanes;
   const auto run = [&](auto tokens, auto step, size_t j) {
     for (int64_t p = 0; p < count; ++p) {
+      for (int64_t t = 0; t < 4; ++t) prefetcher.Step();
       for (int64_t t = 0; t < kPageTokens; t += tokens()) {
         Scores<tokens(), step()>(query + j * kLanes, width, dim, pages[p].k + t * kTokenStride,
                                  scores + static_cast<size_t>(p * kPageTokens + t) * width + j * kLanes);
@@ -267,19 +293,22 @@ HWY_INLINE void WeightedSum(const PackPage* pages, int64_t count, const float* H
 }
 
 void AllWeightedSums(const PackPage* pages, int64_t count, const float* weights, size_t vectors,
-                     int64_t dim, const float* correction, float* sums) {
+                     int64_t dim, const float* correction, float* sums, Prefetcher& prefetcher) {
   const size_t width = vectors * kLanes;
   for (size_t j = 0; j < vectors;) {
     const size_t lane = j * kLanes;
     if (vectors - j >= 2) {
       constexpr int kDims = kAccumulators / 2;
       for (int64_t d = 0; d < dim; d += kDims) {
+        prefetcher.Step();
         WeightedSum<kDims, 2>(pages, count, weights + lane, width, j, d, correction + lane,
                               sums + static_cast<size_t>(d) * width + lane);
       }
       j += 2;
     } else {
       for (int64_t d = 0; d < dim; d += kAccumulators) {
+        prefetcher.Step();
+        prefetcher.Step();
         WeightedSum<kAccumulators, 1>(pages, count, weights + lane, width, j, d, correction + lane,
                                       sums + static_cast<size_t>(d) * width + lane);
       }
@@ -395,13 +424,15 @@ void AttendTile(const TileJob& job) {
   for (int64_t begin = 0; begin < job.page_count; begin += kChunkPages) {
     const int64_t end = std::min(job.page_count, begin + kChunkPages);
     LoadChunk(job, begin, end, nonfinite);
+    Prefetcher prefetcher(job, end, std::min(job.page_count, end + kChunkPages));
     for (int64_t i = 0; i < packs; ++i) {
       const int64_t count = PagesOfPack(job, end - begin, i * pack.rows, rows_of(i), nonfinite, limits, pages);
       if (count == 0) continue;
       const size_t at = static_cast<size_t>(i);
-      AllScores(s.query + at * pack_elements, vectors, job.dim, pages, count, s.scores);
+      AllScores(s.query + at * pack_elements, vectors, job.dim, pages, count, s.scores, prefetcher);
       Softmax(pages, count, vectors, s.scores, s.largest + at * width, s.normaliser + at * width, s.correction);
-      AllWeightedSums(pages, count, s.scores, vectors, job.dim, s.correction, s.sums + at * pack_elements);
+      AllWeightedSums(pages, count, s.scores, vectors, job.dim, s.correction, s.sums + at * pack_elements,
+                      prefetcher);
     }
   }
   for (int64_t i = 0; i < packs; ++i) {
