@@ -1,0 +1,61 @@
+// octopage: sparse prefill attention over a paged KV cache, from the command line.
+
+#include <CLI/CLI.hpp>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "octopage/error.hpp"
+#include "octopage/version.h"
+#include "tools/octopage/report.hpp"
+#include "tools/octopage/verbs.hpp"
+
+namespace octopage::cli {
+namespace {
+
+int run(int argc, char** argv) {
+  bool json = false;  // as far as failures go, before the line is parsed
+  for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
+
+  CLI::App app("Sparse prefill attention over a paged KV cache, at eight-token granularity.",
+               "octopage");
+  app.set_version_flag("--version", "octopage " OCTOPAGE_VERSION_STRING);
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  octopage attend examples/step.safetensors --check\n"
+      "  octopage make-step step.safetensors --rows 256 --context 32768\n"
+      "  octopage info step.safetensors\n"
+      "  octopage attend --help\n\n"
+      "Exit codes: 0 ok; 1 over tolerance or not as the file expects; 2 bad file, bad usage or\n"
+      "an error.");
+  Action action;
+  add_attend(app, action);
+  add_make_step(app, action);
+  add_info(app, action);
+  add_backends(app, action);
+  add_completion(app, action);
+
+  try {
+    app.parse(argc, argv);
+    return action();
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return report_failure("usage", error.what(), json);
+  } catch (const Error& error) {
+    return report_failure(name_of(error.code()), error.what(), json);
+  } catch (const std::bad_alloc&) {
+    return report_failure(name_of(ErrorCode::out_of_memory), "memory: not enough for this step",
+                          json);
+  } catch (const std::exception& error) {
+    return report_failure(name_of(ErrorCode::internal), error.what(), json);
+  }
+}
+
+}  // namespace
+}  // namespace octopage::cli
+
+int main(int argc, char** argv) {
+  return octopage::cli::run(argc, argv);
+}
