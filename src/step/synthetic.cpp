@@ -35,9 +35,6 @@ class Random {
     return static_cast<int64_t>(value % limit);
   }
 
-  /// Even in [0, 1).
-  double unit() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
-
  private:
   std::mt19937_64 engine_;
 };
@@ -200,8 +197,9 @@ class Selector {
     for (const int32_t region : before_) {
       if (mark(region) == kBefore) pool_.push_back(region);
     }
-    const auto wanted =
-        static_cast<int64_t>(std::floor(spec_.keep * static_cast<double>(others) + random_.unit()));
+    // In units of 2^-32, rounded up or down at random; whole numbers are the same on every machine.
+    const auto keep = static_cast<int64_t>(std::llround(spec_.keep * 0x1p32));
+    const int64_t wanted = (keep * others + static_cast<int64_t>(random_.bits() >> 32)) >> 32;
     const int64_t carried = std::min({wanted, others, static_cast<int64_t>(pool_.size())});
     for (int64_t i = 0; i < carried; ++i) take(draw_from_pool(), chosen);
   }
