@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "octopage/error.hpp"
 #include "octopage/version.h"
@@ -12,6 +13,13 @@
 
 namespace octopage::cli {
 namespace {
+
+bool is_verb(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (verb->get_name() == name) return true;
+  }
+  return false;
+}
 
 int run(int argc, char** argv) {
   bool json = false;  // as far as failures go, before the line is parsed
@@ -37,6 +45,10 @@ int run(int argc, char** argv) {
   add_completion(app, action);
 
   try {
+    if (argc > 1 && argv[1][0] != '-' && !is_verb(app, argv[1])) {
+      return report_failure(
+          "usage", std::string(argv[1]) + ": is not a verb; octopage --help lists them", json);
+    }
     app.parse(argc, argv);
     return action();
   } catch (const CLI::Success& success) {  // --help, --version

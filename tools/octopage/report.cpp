@@ -8,7 +8,6 @@
 #include <cstdio>
 
 #include "core/check.hpp"
-#include "tools/octopage/verbs.hpp"
 
 namespace octopage::cli {
 

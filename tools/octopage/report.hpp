@@ -12,6 +12,11 @@ namespace octopage::cli {
 
 using Json = nlohmann::ordered_json;
 
+/// Exit codes.
+inline constexpr int kOk = 0;
+inline constexpr int kMismatch = 1;  ///< over tolerance, or not what the file expects
+inline constexpr int kFailure = 2;   ///< bad file, bad usage, or an error of a strict call
+
 /// One JSON object on stdout, the only thing that a verb prints there with --json.
 void print_json(const Json& object);
 

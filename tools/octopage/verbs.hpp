@@ -9,11 +9,6 @@
 
 namespace octopage::cli {
 
-/// Exit codes.
-inline constexpr int kOk = 0;
-inline constexpr int kMismatch = 1;  ///< over tolerance, or not what the file expects
-inline constexpr int kFailure = 2;   ///< bad file, bad usage, or an error of a strict call
-
 using Action = std::function<int()>;
 
 void add_attend(CLI::App& app, Action& action);
