@@ -1,9 +1,27 @@
-# OCTOPAGE_CUDA -> OCTOPAGE_HAS_CUDA. This version has no CUDA backend: AUTO builds without, ON is
-# an error rather than a build that silently lacks what was asked for.
+# OCTOPAGE_CUDA -> OCTOPAGE_HAS_CUDA: AUTO takes CUDA where a compiler is found, ON insists on it.
 if(NOT OCTOPAGE_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "OCTOPAGE_CUDA: must be AUTO, ON or OFF, is '${OCTOPAGE_CUDA}'")
 endif()
-if(OCTOPAGE_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "OCTOPAGE_CUDA=ON: octopage ${octopage_version} has no CUDA backend yet; use AUTO or OFF")
-endif()
+
 set(OCTOPAGE_HAS_CUDA OFF)
+if(NOT OCTOPAGE_CUDA STREQUAL "OFF")
+  set(CMAKE_CUDA_ARCHITECTURES OFF)  # each CUDA target names its own
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
+      set(reason "CUDA 12.4 or newer is required, found ${CMAKE_CUDA_COMPILER_VERSION}")
+    else()
+      find_package(CUDAToolkit REQUIRED)
+      set(OCTOPAGE_HAS_CUDA ON)
+    endif()
+  else()
+    set(reason "no CUDA compiler was found")
+  endif()
+  if(NOT OCTOPAGE_HAS_CUDA AND OCTOPAGE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "OCTOPAGE_CUDA=ON: ${reason}")
+  elseif(NOT OCTOPAGE_HAS_CUDA)
+    message(STATUS "octopage: without CUDA, ${reason}")
+  endif()
+endif()

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <new>
+#include <optional>
+#include <span>
 
 #include "api/validate.hpp"
 #include "core/check.hpp"
@@ -17,12 +20,16 @@ struct Missing {
   const char* name;
   const char* description;
   int32_t priority;
+  const char* reason;
 };
 constexpr Missing kMissing[] = {
-    {"cuda-sm90a", "Hopper GPUs: TMA and WGMMA", 300},
-    {"cuda-sm80", "GPUs of compute capability 8.0 and newer", 200},
+    {"cuda-sm90a", "unions of neighbouring rows, TMA and WGMMA, on Hopper", 300,
+     "this version of octopage does not have it yet"},
+#if !OCTOPAGE_HAS_CUDA
+    {"cuda-sm80", "mma.sync row by row, compute capability 8.0 and newer", 200,
+     "this build was made without CUDA"},
+#endif
 };
-constexpr const char* kMissingReason = "this version of octopage has no CUDA backend";
 
 std::string known_names() {
   std::string names;
@@ -46,7 +53,7 @@ const Backend& backend_by_name(std::string_view name, const char* source) {
   }
   for (const Missing& missing : kMissing) {
     if (name == missing.name) {
-      fail(ErrorCode::unsupported, "{} = '{}': not available: {}", source, name, kMissingReason);
+      fail(ErrorCode::unsupported, "{} = '{}': not available: {}", source, name, missing.reason);
     }
   }
   fail_argument("{} = '{}': no backend has this name; known are {}", source, name, known_names());
@@ -84,7 +91,7 @@ std::vector<BackendInfo> backends() {
   for (const Missing& missing : kMissing) {
     all.push_back({.name = missing.name, .description = missing.description,
                    .device = DeviceType::cuda, .priority = missing.priority, .available = false,
-                   .reason = kMissingReason});
+                   .reason = missing.reason});
   }
   std::stable_sort(all.begin(), all.end(), [](const BackendInfo& a, const BackendInfo& b) {
     return a.priority > b.priority;
@@ -107,20 +114,38 @@ std::string choose_backend(const SparsePrefillArgs& args, const Options& options
   return pick_backend(check_sparse_prefill(args, options, Pointers::ignored).problem, options).info().name;
 }
 
-Workspace::Workspace(const Options& options, size_t bytes) {
-  if (options.workspace != nullptr) {
-    if (options.workspace_bytes < bytes) {
-      fail_argument("options.workspace = {} bytes: this call needs {}", options.workspace_bytes, bytes);
+size_t workspace_bytes(const Backend& backend, const Problem& problem, const Options& options) {
+  if (problem.device.type != DeviceType::cpu) return backend.workspace_bytes(problem, 1);
+  const Threads threads(options);
+  return backend.workspace_bytes(problem, threads.concurrency());
+}
+
+void run_on(const Backend& backend, const Problem& problem, const Options& options,
+            const std::function<void(const RunContext&)>& run) {
+  const bool on_cpu = problem.device.type == DeviceType::cpu;
+  std::optional<Threads> threads;
+  if (on_cpu) threads.emplace(options);
+  const size_t bytes = backend.workspace_bytes(problem, on_cpu ? threads->concurrency() : 1);
+  std::unique_ptr<std::byte[]> own;
+  std::span<std::byte> workspace;
+  if (options.workspace != nullptr || (!on_cpu && bytes > 0)) {
+    if (options.workspace == nullptr || options.workspace_bytes < bytes) {
+      fail_argument("options.workspace = {} bytes: this call needs {}",
+                    options.workspace == nullptr ? 0 : options.workspace_bytes, bytes);
     }
-    span_ = {static_cast<std::byte*>(options.workspace), bytes};
-    return;
+    workspace = {static_cast<std::byte*>(options.workspace), bytes};
+  } else if (bytes > 0) {
+    try {
+      own = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    } catch (const std::bad_alloc&) {
+      fail(ErrorCode::out_of_memory, "could not allocate {} bytes of workspace", bytes);
+    }
+    workspace = {own.get(), bytes};
   }
-  try {
-    own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  } catch (const std::bad_alloc&) {
-    fail(ErrorCode::out_of_memory, "could not allocate {} bytes of workspace", bytes);
-  }
-  span_ = {own_.get(), bytes};
+  run({.threads = on_cpu ? &*threads : nullptr,
+       .stream = options.stream,
+       .workspace = workspace,
+       .status = options.status});
 }
 
 }  // namespace octopage

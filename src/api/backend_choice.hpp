@@ -2,8 +2,8 @@
 #define OCTOPAGE_API_BACKEND_CHOICE_HPP_
 
 #include <cstddef>
-#include <memory>
-#include <span>
+#include <functional>
+#include <string_view>
 
 #include "backends/backend.hpp"
 
@@ -17,16 +17,13 @@ const Backend& pick_backend(const Problem& problem, const Options& options);
 /// one that this build or machine lacks.
 const Backend& backend_by_name(std::string_view name, const char* source);
 
-/// The caller's workspace, or memory of its own where the caller gave none (CPU).
-class Workspace {
- public:
-  Workspace(const Options& options, size_t bytes);
-  std::span<std::byte> span() const { return span_; }
+/// Scratch memory that `backend` uses for this problem with these options.
+size_t workspace_bytes(const Backend& backend, const Problem& problem, const Options& options);
 
- private:
-  std::unique_ptr<std::byte[]> own_;
-  std::span<std::byte> span_;
-};
+/// Calls `run` with the caller's stream, status and workspace; on the CPU with threads, and with
+/// memory of its own where the caller gave no workspace.
+void run_on(const Backend& backend, const Problem& problem, const Options& options,
+            const std::function<void(const RunContext&)>& run);
 
 }  // namespace octopage
 

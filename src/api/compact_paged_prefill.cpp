@@ -1,10 +1,9 @@
-#include <algorithm>
 #include <cmath>
 #include <memory>
-#include <new>
 
 #include "api/backend_choice.hpp"
 #include "api/validate.hpp"
+#include "backends/page_device.hpp"
 #include "core/check.hpp"
 #include "octopage/page_plan.hpp"
 #include "plan/compact_metadata.hpp"
@@ -13,40 +12,8 @@
 namespace octopage {
 namespace {
 
-/// Host memory that keeps its address while the capacity reached so far suffices. Growing is split
-/// in two, so that a plan whose memory cannot be had leaves the former one as it was.
-template <typename T>
-class GrowingBuffer {
- public:
-  void prepare(int64_t size) {
-    if (size <= capacity_) return;
-    try {
-      next_ = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(size));
-    } catch (const std::bad_alloc&) {
-      fail(ErrorCode::out_of_memory, "plan: could not allocate {} bytes",
-           size * static_cast<int64_t>(sizeof(T)));
-    }
-    next_capacity_ = size;
-  }
-  /// Takes over what `prepare` allocated; true where the memory is new.
-  bool commit() noexcept {
-    if (!next_) return false;
-    data_ = std::move(next_);
-    capacity_ = next_capacity_;
-    return true;
-  }
-  T* data() const { return data_.get(); }
-
- private:
-  std::unique_ptr<T[]> data_, next_;
-  int64_t capacity_ = 0, next_capacity_ = 0;
-};
-
 void check_plan(const PrefillPlanArgs& args) {
   const auto [rows, heads, dim] = args.query_shape;
-  if (args.device.type != DeviceType::cpu) {
-    fail(ErrorCode::unsupported, "device = {}: this version plans for the cpu only", name(args.device));
-  }
   if (args.dtype != DType::bf16 && args.dtype != DType::f16) {
     fail_argument("dtype: must be bf16 or f16, is {}", name(args.dtype));
   }
@@ -65,15 +32,9 @@ void check_plan(const PrefillPlanArgs& args) {
 struct CompactPagedPrefill::State {
   TensorView workspace;
   bool planned = false;
-  // The last plan's arguments; positions lives in the buffer of that name.
-  PrefillPlanArgs args;
+  PrefillPlanArgs args;  // the last plan's; its positions live in the storage
   int64_t planned_entries = 0;
-  GrowingBuffer<int64_t> positions;       // [rows] current: bounds, or exact after a fixup
-  GrowingBuffer<int32_t> planned_indptr;  // [rows+1] of the bounds
-  GrowingBuffer<int32_t> indptr;          // [rows+1] current
-  GrowingBuffer<int32_t> last_page_len;   // [rows] current
-  GrowingBuffer<int32_t> pages;           // [planned_entries]
-  GrowingBuffer<uint16_t> query;          // [rows, heads, dim] where the plan owns a copy
+  std::unique_ptr<PlanStorage> storage;  // null before the first plan
 
   int64_t rows() const { return args.query_shape[0]; }
   bool owns_query() const { return !args.contiguous_query; }
@@ -107,7 +68,7 @@ CompactPagedPrefill::~CompactPagedPrefill() = default;
 CompactPagedPrefill::CompactPagedPrefill(CompactPagedPrefill&&) noexcept = default;
 CompactPagedPrefill& CompactPagedPrefill::operator=(CompactPagedPrefill&&) noexcept = default;
 
-void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options&) {
+void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options& options) {
   State& s = *state_;
   check_plan(args);
   const int64_t entries = compact_entry_count(args.positions, args.region_count);
@@ -116,22 +77,14 @@ void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options&) {
       args.contiguous_query
           ? 0
           : checked_mul(checked_mul(rows, heads, "query_shape"), dim, "query_shape");
-  s.positions.prepare(rows);
-  s.planned_indptr.prepare(rows + 1);
-  s.indptr.prepare(rows + 1);
-  s.last_page_len.prepare(rows);
-  s.pages.prepare(entries);
-  s.query.prepare(query_elements);
-  // From here on nothing fails.
-  s.positions.commit();
-  s.planned_indptr.commit();
-  s.indptr.commit();
-  s.last_page_len.commit();
-  s.query.commit();
-  if (s.pages.commit()) std::fill_n(s.pages.data(), entries, -1);  // rows never filled select nothing
-  std::copy(args.positions.begin(), args.positions.end(), s.positions.data());
-  write_compact_metadata(args.positions, args.region_count, s.planned_indptr.data(), s.last_page_len.data());
-  std::copy_n(s.planned_indptr.data(), rows + 1, s.indptr.data());
+  const PageDevice& device = page_device(args.device);
+  const bool moved = s.storage == nullptr || s.args.device != args.device;
+  std::unique_ptr<PlanStorage> fresh = moved ? device.make_plan_storage(args.device) : nullptr;
+  PlanStorage& storage = moved ? *fresh : *s.storage;
+  storage.plan(args.positions, args.region_count, entries,
+               static_cast<size_t>(query_elements * itemsize(args.dtype)),
+               {.device = args.device, .threads = nullptr, .stream = options.stream, .status = options.status});
+  if (moved) s.storage = std::move(fresh);
   s.args = args;
   s.args.positions = {};
   s.planned_entries = entries;
@@ -142,16 +95,8 @@ void CompactPagedPrefill::fixup_positions(const TensorView& positions, const Opt
   State& s = *state_;
   s.require_plan("fixup_positions");
   check_tensor("positions", positions, {DType::i32, DType::i64}, {s.rows()}, s.args.device);
-  for (int64_t row = 0; row < s.rows(); ++row) {
-    const int64_t offset = row * positions.strides[0];
-    s.positions.data()[row] = positions.dtype == DType::i64
-                                  ? static_cast<const int64_t*>(positions.data)[offset]
-                                  : static_cast<const int32_t*>(positions.data)[offset];
-  }
-  raise_status(options.status,
-               fixup_compact_metadata({s.positions.data(), static_cast<size_t>(s.rows())},
-                                      s.args.region_count, s.planned_indptr.data(), s.indptr.data(),
-                                      s.last_page_len.data()));
+  s.storage->fixup(positions, s.args.region_count,
+                   {.device = s.args.device, .threads = nullptr, .stream = options.stream, .status = options.status});
 }
 
 std::optional<PagedPrefillMetadata> CompactPagedPrefill::page_metadata(const TensorView& block_table,
@@ -234,13 +179,12 @@ void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_c
   }
   PagedParams params = {};
   check_attention(source, cache, output, lse, s.args.scale, Pointers::checked, &params.problem, &params.tensors);
-  const ScaleValues scales = check_scales(cache.dtype, k_scale, v_scale);
-  params.tensors.scale *= static_cast<double>(scales.k);
-  params.tensors.v_scale = static_cast<double>(scales.v);
+  apply_scales(check_scales(cache, k_scale, v_scale), &params.tensors);
   params.problem = s.problem(cache.dtype, output.dtype, options);
-  params.pages = s.pages.data();
-  params.indptr = s.indptr.data();
-  params.last_page_len = s.last_page_len.data();
+  const PlanStorage::Views views = s.storage->views();
+  params.pages = views.pages;
+  params.indptr = views.indptr;
+  params.last_page_len = views.last_page_len;
   params.page_count = kv_page_count(cache);
   const Backend& backend = pick_backend(params.problem, options);
   Options with_workspace = options;
@@ -249,41 +193,44 @@ void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_c
     with_workspace.workspace_bytes =
         static_cast<size_t>(s.workspace.size() * itemsize(s.workspace.dtype));
   }
-  Threads threads(options);
-  const Workspace workspace(with_workspace, backend.workspace_bytes(params.problem, threads.concurrency()));
-  backend.attend_paged(params, {.threads = &threads,
-                                .stream = options.stream,
-                                .workspace = workspace.span(),
-                                .status = options.status});
+  run_on(backend, params.problem, with_workspace,
+         [&](const RunContext& context) { backend.attend_paged(params, context); });
 }
 
 size_t CompactPagedPrefill::finish_workspace_size(DType cache_dtype, const Options& options) const {
   const State& s = *state_;
   s.require_plan("finish_workspace_size");
   const Problem problem = s.problem(cache_dtype, s.args.dtype, options);
-  const Backend& backend = pick_backend(problem, options);
-  const Threads threads(options);
-  return backend.workspace_bytes(problem, threads.concurrency());
+  return workspace_bytes(pick_backend(problem, options), problem, options);
 }
 
 bool CompactPagedPrefill::planned() const { return state_->planned; }
 
 TensorView CompactPagedPrefill::pages() const {
-  return TensorView::contiguous(state_->pages.data(), DType::i32, {state_->planned_entries}, state_->args.device);
+  if (!planned()) return {};
+  return TensorView::contiguous(state_->storage->views().pages, DType::i32, {state_->planned_entries},
+                                state_->args.device);
 }
 TensorView CompactPagedPrefill::indptr() const {
-  return TensorView::contiguous(state_->indptr.data(), DType::i32, {state_->rows() + 1}, state_->args.device);
+  if (!planned()) return {};
+  return TensorView::contiguous(state_->storage->views().indptr, DType::i32, {state_->rows() + 1},
+                                state_->args.device);
 }
 TensorView CompactPagedPrefill::last_page_len() const {
-  return TensorView::contiguous(state_->last_page_len.data(), DType::i32, {state_->rows()}, state_->args.device);
+  if (!planned()) return {};
+  return TensorView::contiguous(state_->storage->views().last_page_len, DType::i32, {state_->rows()},
+                                state_->args.device);
 }
 TensorView CompactPagedPrefill::positions() const {
-  return TensorView::contiguous(state_->positions.data(), DType::i64, {state_->rows()}, state_->args.device);
+  if (!planned()) return {};
+  return TensorView::contiguous(state_->storage->views().positions, DType::i64, {state_->rows()},
+                                state_->args.device);
 }
 TensorView CompactPagedPrefill::query_buffer() const {
-  if (!state_->planned || !state_->owns_query()) return {};
+  if (!planned() || !state_->owns_query()) return {};
   const auto [rows, heads, dim] = state_->args.query_shape;
-  return TensorView::contiguous(state_->query.data(), state_->args.dtype, {rows, heads, dim}, state_->args.device);
+  return TensorView::contiguous(state_->storage->views().query, state_->args.dtype, {rows, heads, dim},
+                                state_->args.device);
 }
 std::array<int64_t, 3> CompactPagedPrefill::query_shape() const { return state_->args.query_shape; }
 int64_t CompactPagedPrefill::region_count() const { return state_->args.region_count; }

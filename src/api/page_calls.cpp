@@ -1,8 +1,11 @@
 // The page functions of the planned path: arguments checked here, work done by src/plan.
 
 #include <limits>
+#include <optional>
+#include <vector>
 
 #include "api/validate.hpp"
+#include "backends/page_device.hpp"
 #include "core/check.hpp"
 #include "octopage/page_plan.hpp"
 #include "plan/page_functions.hpp"
@@ -10,11 +13,15 @@
 namespace octopage {
 namespace {
 
-void check_cpu(const char* argument, Device device) {
-  if (device.type != DeviceType::cpu) {
-    fail(ErrorCode::unsupported, "{}: is on {}; this version serves cpu tensors only", argument,
-         name(device));
-  }
+/// Runs a page function on the device of its tensors, with threads on the CPU.
+template <typename Run>
+void run_pages(Device device, const Options& options, Run&& run) {
+  std::optional<Threads> threads;
+  if (device.type == DeviceType::cpu) threads.emplace(options);
+  run(page_device(device), PageContext{.device = device,
+                                       .threads = threads ? &*threads : nullptr,
+                                       .stream = options.stream,
+                                       .status = options.status});
 }
 
 void check_lengths(const TensorView& block_table, std::span<const int64_t> lengths, int64_t block_size) {
@@ -33,12 +40,39 @@ void check_lengths(const TensorView& block_table, std::span<const int64_t> lengt
   }
 }
 
+/// Strict: the first bad entry of a fill.
+void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& params, const Options& options) {
+  std::vector<std::byte> storage[5];
+  const TensorView table_view = host_view("block_table", args.block_table, options, &storage[0]);
+  const TensorView owners_view = host_view("owners", args.owners, options, &storage[1]);
+  const TensorView positions_view = host_view("positions", args.positions, options, &storage[2]);
+  const TensorView regions_view = host_view("regions", args.regions, options, &storage[3]);
+  const TensorView indptr_view = host_view("indptr", args.indptr, options, &storage[4]);
+  BlockTableView table = params.table;
+  table.data = static_cast<const int32_t*>(table_view.data);
+  const auto* owners = static_cast<const int32_t*>(owners_view.data);
+  const auto* positions = static_cast<const int64_t*>(positions_view.data);
+  const auto* regions = static_cast<const int32_t*>(regions_view.data);
+  const auto* indptr = static_cast<const int32_t*>(indptr_view.data);
+  for (int64_t row = 0; row < params.rows; ++row) {
+    const int64_t planned = int64_t{indptr[row + 1]} - indptr[row];
+    const int64_t count = planned < params.region_count ? planned : params.region_count;
+    if (count <= 0) continue;
+    const int64_t owner = owners[row * params.stride_owners];
+    const bool exact = positions != nullptr;
+    const int64_t own =
+        exact ? region_of_position(positions[row]) : int64_t{std::numeric_limits<int32_t>::max()};
+    const BadEntry bad = check_selection(table, params.geometry, owner, regions + row * params.stride_regions_row,
+                                         params.stride_regions_entry, count, own, exact);
+    if (bad.fault != 0) fail_entry(bad, row, 0, 1, table, params.geometry, own, owner);
+  }
+}
+
 }  // namespace
 
 StagedPrefillPages plan_staged_prefill_pages(const TensorView& block_table,
                                              std::span<const int64_t> lengths, int64_t block_size) {
-  const BlockTableView table = check_block_table(block_table, block_table.device);
-  check_cpu("block_table", block_table.device);
+  const BlockTableView table = check_block_table(block_table, {});
   StagedPrefillPages staged;
   const int64_t count = staged_block_count(lengths, block_size);
   check_lengths(block_table, lengths, block_size);
@@ -53,9 +87,8 @@ StagedPrefillPages plan_staged_prefill_pages(const TensorView& block_table,
 
 void plan_staged_prefill_pages(const TensorView& block_table, std::span<const int64_t> lengths,
                                int64_t block_size, const TensorView& staged_blocks,
-                               const TensorView& staged_table, const Options&) {
+                               const TensorView& staged_table, const Options& options) {
   const BlockTableView table = check_block_table(block_table, block_table.device);
-  check_cpu("block_table", block_table.device);
   const int64_t count = staged_block_count(lengths, block_size);
   check_lengths(block_table, lengths, block_size);
   check_tensor("staged_blocks", staged_blocks, {DType::i32}, {count}, block_table.device);
@@ -63,16 +96,17 @@ void plan_staged_prefill_pages(const TensorView& block_table, std::span<const in
   check_tensor("staged_table", staged_table, {DType::i32}, {table.requests, table.max_blocks},
                block_table.device);
   check_writable("staged_table", staged_table);
-  write_staging_plan(table, lengths, block_size, static_cast<int32_t*>(staged_blocks.data),
-                     static_cast<int32_t*>(staged_table.data), staged_table.strides[0],
-                     staged_table.strides[1]);
+  run_pages(block_table.device, options, [&](const PageDevice& device, const PageContext& context) {
+    device.write_staging_plan(table, lengths, block_size, static_cast<int32_t*>(staged_blocks.data),
+                              static_cast<int32_t*>(staged_table.data), staged_table.strides[0],
+                              staged_table.strides[1], context);
+  });
 }
 
 void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_blocks,
                          const TensorView& output, Scale k_scale, Scale v_scale,
                          const Options& options) {
   const KvCacheView cache = kv_cache_view(kv_cache);
-  check_cpu("kv_cache", cache.device);
   if (cache.groups != 1) {
     fail_argument("kv_cache.shape[1] = {}: staging copies one group; slice the cache first", cache.groups);
   }
@@ -81,7 +115,7 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
   check_tensor("output", output, {DType::bf16, DType::f16},
                {staged, 1, cache.block_size, 2 * cache.dim}, cache.device);
   if (!output.is_contiguous()) fail_argument("output: must be contiguous");
-  const ScaleValues scales = check_scales(cache.dtype, k_scale, v_scale);
+  const ScaleValues scales = check_scales(cache, k_scale, v_scale);
   const StageParams params = {.cache = cache,
                               .staged_blocks = static_cast<const int32_t*>(staged_blocks.data),
                               .staged = staged,
@@ -89,24 +123,28 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
                               .output = output.data,
                               .output_dtype = output.dtype,
                               .k_scale = scales.k,
-                              .v_scale = scales.v};
+                              .v_scale = scales.v,
+                              .k_scale_pointer = scales.k_pointer,
+                              .v_scale_pointer = scales.v_pointer};
   if (options.strict) {
+    std::vector<std::byte> storage;
+    const TensorView blocks = host_view("staged_blocks", staged_blocks, options, &storage);
     for (int64_t i = 0; i < staged; ++i) {
-      const int64_t block = params.staged_blocks[i * params.stride_staged];
+      const int64_t block = static_cast<const int32_t*>(blocks.data)[i * params.stride_staged];
       if (block < 0 || block >= cache.blocks) {
         fail(ErrorCode::invalid_entry, "staged_blocks[{}] = {}: must be in 0 .. {}", i, block,
              cache.blocks - 1);
       }
     }
   }
-  Threads threads(options);
-  raise_status(options.status, stage_pages(params, threads));
+  run_pages(cache.device, options, [&](const PageDevice& device, const PageContext& context) {
+    device.stage(params, context);
+  });
 }
 
 void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options) {
   const Device device = args.regions.device;
   check_tensor("regions", args.regions, {DType::i32}, {-1, -1}, device);
-  check_cpu("regions", device);
   const int64_t rows = args.regions.shape[0];
   const BlockTableView table = check_block_table(args.block_table, device);
   check_tensor("owners", args.owners, {DType::i32}, {rows}, device);
@@ -155,23 +193,10 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
     params.element_bytes = itemsize(args.query.dtype);
   }
   if (rows == 0) return;
-  if (options.strict) {
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t planned = params.indptr[row + 1] - params.indptr[row];
-      const int64_t count = planned < params.region_count ? planned : params.region_count;
-      if (count <= 0) continue;
-      const int64_t owner = params.owners[row * params.stride_owners];
-      const bool exact = params.positions != nullptr;
-      const int64_t own = exact ? region_of_position(params.positions[row])
-                                : int64_t{std::numeric_limits<int32_t>::max()};
-      const BadEntry bad = check_selection(table, params.geometry, owner,
-                                           params.regions + row * params.stride_regions_row,
-                                           params.stride_regions_entry, count, own, exact);
-      if (bad.fault != 0) fail_entry(bad, row, 0, 1, table, params.geometry, own, owner);
-    }
-  }
-  Threads threads(options);
-  raise_status(options.status, fill_pages(params, threads));
+  if (options.strict) check_fill_entries(args, params, options);
+  run_pages(device, options, [&](const PageDevice& pages, const PageContext& context) {
+    pages.fill(params, context);
+  });
 }
 
 }  // namespace octopage

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "backends/page_device.hpp"
 #include "core/check.hpp"
 #include "plan/page_functions.hpp"
 
@@ -102,18 +103,38 @@ BlockTableView check_block_table(const TensorView& block_table, Device device, P
           .stride_block = block_table.strides[1]};
 }
 
-ScaleValues check_scales(DType cache_dtype, const Scale& k_scale, const Scale& v_scale,
-                         bool need_values) {
-  if (cache_dtype != DType::f8_e4m3fn) return {};
-  const auto value = [&](const char* argument, const Scale& scale) {
-    if (scale.kind == Scale::Kind::absent) {
-      fail_argument("{}: is required for a cache of f8_e4m3fn", argument);
+ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const Scale& v_scale,
+                         Pointers pointers) {
+  ScaleValues values;
+  if (cache.dtype != DType::f8_e4m3fn) return values;
+  const auto read = [&](const char* argument, const Scale& scale, float* value, const float** pointer) {
+    switch (scale.kind) {
+      case Scale::Kind::value:
+        *value = scale.value;
+        return;
+      case Scale::Kind::pointer:
+        if (scale.pointer == nullptr) fail_argument("{}.pointer is null", argument);
+        if (pointers == Pointers::ignored) return;
+        if (cache.device.type == DeviceType::cpu) {
+          *value = *scale.pointer;
+        } else {
+          *pointer = scale.pointer;
+        }
+        return;
+      default:
+        fail_argument("{}: is required for a cache of f8_e4m3fn", argument);
     }
-    if (scale.kind == Scale::Kind::value) return scale.value;
-    if (scale.pointer == nullptr) fail_argument("{}.pointer is null", argument);
-    return need_values ? *scale.pointer : 1.0f;
   };
-  return {value("k_scale", k_scale), value("v_scale", v_scale)};
+  read("k_scale", k_scale, &values.k, &values.k_pointer);
+  read("v_scale", v_scale, &values.v, &values.v_pointer);
+  return values;
+}
+
+void apply_scales(const ScaleValues& scales, AttentionTensors* tensors) {
+  tensors->scale *= static_cast<double>(scales.k);
+  tensors->v_scale = static_cast<double>(scales.v);
+  tensors->k_scale_pointer = scales.k_pointer;
+  tensors->v_scale_pointer = scales.v_pointer;
 }
 
 void check_attention(const TensorView& query, const KvCacheView& cache, const TensorView& output,
@@ -164,7 +185,9 @@ void check_attention(const TensorView& query, const KvCacheView& cache, const Te
               .stride_lse_head = lse.strides[1],
               .cache = cache,
               .scale = static_cast<double>(scale),
-              .v_scale = 1.0};
+              .v_scale = 1.0,
+              .k_scale_pointer = nullptr,
+              .v_scale_pointer = nullptr};
 }
 
 DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& options,
@@ -184,10 +207,7 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
   } else {
     check_tensor("regions", args.regions, {DType::i32}, {rows, cache.groups, -1}, device, pointers);
   }
-  const ScaleValues scales = check_scales(cache.dtype, args.k_scale, args.v_scale,
-                                          pointers == Pointers::checked && device.type == DeviceType::cpu);
-  params.tensors.scale *= static_cast<double>(scales.k);
-  params.tensors.v_scale = static_cast<double>(scales.v);
+  apply_scales(check_scales(cache, args.k_scale, args.v_scale, pointers), &params.tensors);
   params.problem.path = Problem::Path::direct;
   params.problem.region_count = args.regions.shape[shared ? 1 : 2];
   params.problem.batch_invariant = options.batch_invariant;
@@ -224,6 +244,41 @@ void fail_entry(const BadEntry& bad, int64_t row, int64_t group, int64_t groups,
   }
   fail(ErrorCode::invalid_entry, "{}: block_table[request {}, column {}] = {}: must be in 0 .. {}", entry,
        owner, bad.table_column, bad.table_value, geometry.blocks - 1);
+}
+
+TensorView host_view(const char* argument, const TensorView& tensor, const Options& options,
+                     std::vector<std::byte>* storage) {
+  if (tensor.device.type == DeviceType::cpu || tensor.size() == 0) return tensor;
+  int64_t last = 0;
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    const auto d = static_cast<size_t>(i);
+    if (tensor.shape[d] > 1 && tensor.strides[d] < 0) {
+      fail_argument("{}.strides[{}] = {}: a strict call takes no negative strides on a device", argument, d,
+                    tensor.strides[d]);
+    }
+    if (tensor.shape[d] > 1) last += (tensor.shape[d] - 1) * tensor.strides[d];
+  }
+  storage->resize(static_cast<size_t>((last + 1) * itemsize(tensor.dtype)));
+  page_device(tensor.device).download(tensor.data, storage->size(), storage->data(),
+                                      {.device = tensor.device, .threads = nullptr, .stream = options.stream,
+                                       .status = nullptr});
+  TensorView view = tensor;
+  view.data = storage->data();
+  view.device = {};
+  return view;
+}
+
+void check_entries(const SparsePrefillArgs& args, const Options& options) {
+  DirectParams params = check_sparse_prefill(args, options);
+  std::vector<std::byte> storage[4];
+  const TensorView table = host_view("block_table", args.block_table, options, &storage[0]);
+  const TensorView owners = host_view("owners", args.owners, options, &storage[1]);
+  const TensorView positions = host_view("positions", args.positions, options, &storage[2]);
+  const TensorView regions = host_view("regions", args.regions, options, &storage[3]);
+  params.table.data = static_cast<const int32_t*>(table.data);
+  params.rows = row_view(owners, positions);
+  params.regions = static_cast<const int32_t*>(regions.data);
+  check_entries(params);
 }
 
 void check_entries(const DirectParams& params) {

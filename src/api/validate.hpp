@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include "backends/backend.hpp"
 #include "octopage/page_plan.hpp"
@@ -33,13 +34,19 @@ KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers);
 BlockTableView check_block_table(const TensorView& block_table, Device device,
                                  Pointers pointers = Pointers::checked);
 
-/// The scales of an f8 cache by value; 1 for other types. `need_values` false: presence only.
+/// The scales of an f8 cache; 1 for other types. On the CPU by value, on a device the pointers stay
+/// pointers (null: the value holds). With Pointers::ignored only their presence is checked.
 struct ScaleValues {
   float k = 1.0f;
   float v = 1.0f;
+  const float* k_pointer = nullptr;
+  const float* v_pointer = nullptr;
 };
-ScaleValues check_scales(DType cache_dtype, const Scale& k_scale, const Scale& v_scale,
-                         bool need_values = true);
+ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const Scale& v_scale,
+                         Pointers pointers = Pointers::checked);
+
+/// Folds k into the score's scale and v into the output's.
+void apply_scales(const ScaleValues& scales, AttentionTensors* tensors);
 
 /// Query, output and lse of a call, and the problem they make. Fills everything but the selection.
 void check_attention(const TensorView& query, const KvCacheView& cache, const TensorView& output,
@@ -51,7 +58,13 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
                                   Pointers pointers = Pointers::checked);
 
 /// Strict: throws Error(invalid_entry) for the first bad entry of the step, by row, group, entry.
+/// On a device it copies the selections to the host and waits.
+void check_entries(const SparsePrefillArgs& args, const Options& options);
 void check_entries(const DirectParams& params);
+
+/// A tensor's memory on the host: itself on the CPU, a copy in `storage` otherwise (strict checks).
+TensorView host_view(const char* argument, const TensorView& tensor, const Options& options,
+                     std::vector<std::byte>* storage);
 
 /// Throws the message of a bad entry. `groups` 1 leaves the group out.
 [[noreturn]] void fail_entry(const struct BadEntry& bad, int64_t row, int64_t group, int64_t groups,

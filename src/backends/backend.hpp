@@ -49,8 +49,10 @@ struct AttentionTensors {
   int64_t stride_lse_row;
   int64_t stride_lse_head;
   KvCacheView cache;
-  double scale;    ///< k_scale folded in
-  double v_scale;  ///< multiplies the normalised sum
+  double scale;    ///< k_scale folded in, where its value is known on the host
+  double v_scale;  ///< multiplies the normalised sum, likewise
+  const float* k_scale_pointer;  ///< [1] on the device, multiplies scale; null on the CPU
+  const float* v_scale_pointer;  ///< [1] on the device, multiplies v_scale; null on the CPU
 };
 
 /// The direct path: selections and block table, read by the backend.
@@ -98,7 +100,10 @@ class Backend {
 /// The compiled-in backends, highest priority first.
 std::span<const Backend* const> compiled_backends();
 
-/// The rules that both CPU backends share: device, dtypes, dims and heads.
+/// The shapes that all backends share: query dtype, head dim and heads per group.
+Support supports_shape(const char* backend, const Problem& problem);
+
+/// The same for tensors on the CPU.
 Support supports_on_cpu(const char* backend, const Problem& problem);
 
 /// ORs status bits into the caller's word on the CPU; null is ignored.

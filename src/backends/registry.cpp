@@ -4,19 +4,40 @@
 #include <iterator>
 
 #include "backends/backend.hpp"
+#include "backends/page_device.hpp"
 #include "core/check.hpp"
+#if OCTOPAGE_HAS_CUDA
+#include "backends/cuda/cuda_backend.hpp"
+#endif
 
 namespace octopage {
 
 std::span<const Backend* const> compiled_backends() {
-  static const std::array<const Backend*, 2> backends = {&cpu_backend(), &reference_backend()};
+  static const std::array backends = {
+#if OCTOPAGE_HAS_CUDA
+      &cuda_sm80_backend(),
+#endif
+      &cpu_backend(), &reference_backend()};
   return backends;
+}
+
+const PageDevice& page_device(Device device) {
+  if (device.type == DeviceType::cpu) return host_page_device();
+#if OCTOPAGE_HAS_CUDA
+  return cuda_page_device();
+#else
+  fail(ErrorCode::unsupported, "{}: this build of octopage has no CUDA backend", name(device));
+#endif
 }
 
 Support supports_on_cpu(const char* backend, const Problem& problem) {
   if (problem.device.type != DeviceType::cpu) {
     return {false, fmt::format("{}: runs on cpu tensors; these are on {}", backend, name(problem.device))};
   }
+  return supports_shape(backend, problem);
+}
+
+Support supports_shape(const char* backend, const Problem& problem) {
   if (problem.query_dtype != DType::bf16 && problem.query_dtype != DType::f16) {
     return {false, fmt::format("{}: query dtype must be bf16 or f16, is {}", backend,
                                name(problem.query_dtype))};

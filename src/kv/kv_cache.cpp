@@ -67,6 +67,9 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
     fail_argument("kv_cache.shape[2] (block_size) = {}: must be a positive multiple of 8",
                   view.block_size);
   }
+  if (view.block_size > INT32_MAX) {
+    fail_argument("kv_cache.shape[2] (block_size) = {}: must be below 2^31", view.block_size);
+  }
   if (kv_cache.strides[3] != 1) {
     fail_argument("kv_cache.strides[3] = {}: the last dimension must be contiguous", kv_cache.strides[3]);
   }
@@ -139,7 +142,9 @@ RegionAddress region_address(const KvCacheView& cache, const BlockTableView& tab
     fail_argument("group = {}: must be in 0 .. {}", group, cache.groups - 1);
   }
   const PageLookup page =
-      page_of_region(table, cache.geometry(), owner, region, region_of_position(position));
+      region > INT32_MAX
+          ? PageLookup{-1, status_region}
+          : page_of_region(table, cache.geometry(), owner, region, region_of_position(position));
   if (page.fault != 0) return {nullptr, page};
   const int64_t offset = page_offset(cache, group, page.page) * itemsize(cache.dtype);
   return {static_cast<const char*>(cache.data) + offset, page};

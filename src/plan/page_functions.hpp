@@ -29,8 +29,10 @@ struct StageParams {
   int64_t stride_staged;
   void* output;  ///< [staged, 1, block_size, 2*dim] contiguous
   DType output_dtype;
-  float k_scale;
+  float k_scale;  ///< f8 caches; where the pointers below are null
   float v_scale;
+  const float* k_scale_pointer;  ///< [1] on the device; null on the CPU
+  const float* v_scale_pointer;
 };
 /// Returns the status bits of block ids outside the cache, which are staged as zeros.
 int32_t stage_pages(const StageParams& params, Threads& threads);

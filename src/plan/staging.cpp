@@ -8,8 +8,8 @@
 namespace octopage {
 
 void check_block_size(int64_t block_size) {
-  if (block_size <= 0 || block_size % kPageTokens != 0) {
-    fail_argument("block_size = {}: must be a positive multiple of 8", block_size);
+  if (block_size <= 0 || block_size % kPageTokens != 0 || block_size > INT32_MAX) {
+    fail_argument("block_size = {}: must be a positive multiple of 8, below 2^31", block_size);
   }
 }
 

@@ -1,0 +1,1 @@
+#include "octopage/octopage.hpp"

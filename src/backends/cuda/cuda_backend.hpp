@@ -1,0 +1,17 @@
+#ifndef OCTOPAGE_BACKENDS_CUDA_CUDA_BACKEND_HPP_
+#define OCTOPAGE_BACKENDS_CUDA_CUDA_BACKEND_HPP_
+
+// What the registry takes from the CUDA folder. No CUDA header here.
+
+#include "backends/backend.hpp"
+#include "backends/page_device.hpp"
+
+namespace octopage {
+
+/// Row by row with mma.sync and cp.async, compute capability 8.0 and newer.
+const Backend& cuda_sm80_backend();
+const PageDevice& cuda_page_device();
+
+}  // namespace octopage
+
+#endif  // OCTOPAGE_BACKENDS_CUDA_CUDA_BACKEND_HPP_

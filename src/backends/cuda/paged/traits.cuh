@@ -1,0 +1,85 @@
+#ifndef OCTOPAGE_BACKENDS_CUDA_PAGED_TRAITS_CUH_
+#define OCTOPAGE_BACKENDS_CUDA_PAGED_TRAITS_CUH_
+
+// Sizes and layouts of the portable attention kernel.
+//
+// A CTA serves one row, one group and up to 16 of its heads. Its warps share out the row's pages in
+// pairs: warp w takes pairs w, w + warps, ... through a ring of its own and keeps its own softmax
+// and sums; they meet once, at the end. No warp waits for another before that.
+//
+// A stage holds 16 tokens (two pages). Each warp owns kStages of them:
+//
+//   K  [16, kKeyRowBytes]    lane (g, c) reads 8 elements 8c .. 8c+7 of each 32, token g
+//   V  [16, kValueRowBytes]  lane (g, c) reads dims 8g .. 8g+7 of each 64, tokens 2c and 2c+1
+//
+// Rows are padded so that a quarter warp's 16-byte reads (half warp's 8-byte ones, f8) meet every
+// bank once: K rows advance by 64 bytes modulo 128 (32, f8), V rows by 16 modulo 64.
+//
+// The k index of Q K^T and the n index of P V are permuted to fit those reads; Q and O are permuted
+// alike, so nothing is ever transposed:
+//
+//   k step 2i+s of dims 32i .. 32i+31:  k 2c, 2c+1 = dims 8c+4s, +1;  k 2c+8, 2c+9 = dims 8c+4s+2, +3
+//   n tile i of dims 64j .. 64j+63:     column g  = dim 64j + 8g + i
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace octopage::cuda {
+
+inline constexpr int kMaxWarps = 4;
+inline constexpr int kStages = 2;
+inline constexpr int kStepTokens = 16;
+inline constexpr int kHeadsOfTile = 16;
+
+template <int kDimension, typename QueryType, typename CacheType>
+struct PagedTraits {
+  static constexpr int kDim = kDimension;
+  using Query = QueryType;
+  using Cache = CacheType;
+  static constexpr bool kCacheIsF8 = std::is_same_v<Cache, __nv_fp8_e4m3>;
+  /// Both products run in this type: the cache's, or the query's where f8 fits into either exactly.
+  using Compute = std::conditional_t<kCacheIsF8, Query, Cache>;
+  /// bf16 queries on an f16 cache: scaled by a power of two per row and head into f16's range.
+  static constexpr bool kScaledQuery =
+      std::is_same_v<Query, __nv_bfloat16> && std::is_same_v<Compute, __half>;
+  /// f16 queries on a bf16 cache: split into two bf16 parts, which hold all 11 bits.
+  static constexpr int kQueryParts =
+      std::is_same_v<Query, __half> && std::is_same_v<Compute, __nv_bfloat16> ? 2 : 1;
+  /// Q stays in registers where it leaves room for O.
+  static constexpr bool kQueryInShared = (kQueryParts == 2 && kDim > 64) || kDim == 256;
+
+  static constexpr int kElementBytes = sizeof(Cache);
+  static constexpr int kTokenBytes = kDim * kElementBytes;  // of K, and of V
+  static constexpr int kKeyRowBytes = kTokenBytes + 32 * kElementBytes;
+  static constexpr int kValueRowBytes = kTokenBytes + 16;
+  static constexpr int kStageBytes = kStepTokens * (kKeyRowBytes + kValueRowBytes);
+  static constexpr int kLanesOfToken = 8 * kElementBytes;          // lanes that copy one token
+  static constexpr int kCopiesOfLane = 2 * kTokenBytes / 16 / kLanesOfToken;  // 16-byte copies each
+  static constexpr int kQuerySteps = kDim / 16;
+  static constexpr int kQueryFragmentBytes = kQueryInShared ? kQueryParts * kQuerySteps * 32 * 16 : 0;
+
+  static_assert(kDim % 64 == 0);
+  static_assert(kKeyRowBytes % 128 == (kCacheIsF8 ? (kDim % 128 + 32) % 128 : (2 * kDim + 64) % 128));
+  static_assert(kValueRowBytes % 64 == 16, "V reads would meet bank conflicts");
+  static_assert(kCopiesOfLane * kLanesOfToken * 16 == 2 * kTokenBytes);
+
+  /// Shared memory of a CTA: the rings, later reused for the merge, and Q's fragments.
+  static constexpr int shared_bytes(int warps) {
+    const int rings = warps * kStages * kStageBytes;
+    const int merge = merge_bytes(warps);
+    return (rings > merge ? rings : merge) + kQueryFragmentBytes;
+  }
+  /// Merge: maxima and normalisers [warps, 16], then sums [warps, 16, kDim + 4] f32.
+  static constexpr int kSumRow = kDim + 4;
+  static constexpr int merge_bytes(int warps) {
+    return warps * kHeadsOfTile * (2 + kSumRow) * static_cast<int>(sizeof(float));
+  }
+};
+
+}  // namespace octopage::cuda
+
+#endif  // OCTOPAGE_BACKENDS_CUDA_PAGED_TRAITS_CUH_
