@@ -1,0 +1,311 @@
+// Random shapes and hostile inputs on the device against the float64 reference.
+
+#include <cstring>
+#include <random>
+
+#include "cuda/device_step.hpp"
+
+namespace octopage::test {
+namespace {
+
+SyntheticSpec small(int64_t heads, int64_t groups, int64_t dim, uint64_t seed) {
+  return {.rows = 23, .requests = 3, .context = 700, .groups = groups, .heads = heads * groups, .dim = dim,
+          .region_count = 21, .block_size = 24, .keep = 0.8, .sink_regions = 1, .local_regions = 2, .seed = seed};
+}
+
+TEST(Attention, EveryTypeAndDim) {
+  uint64_t seed = 1;
+  for (const DType query : {DType::bf16, DType::f16}) {
+    for (const DType cache : {DType::bf16, DType::f16, DType::f8_e4m3fn}) {
+      for (const int64_t dim : {64, 128, 192, 256}) {
+        SyntheticSpec spec = small(16, 2, dim, seed++);
+        spec.query_dtype = query;
+        spec.kv_dtype = cache;
+        const Step step = make_synthetic_step(spec);
+        const Result expected = reference(step);
+        const std::string what = std::string(name(query)) + " " + name(cache) + " " + std::to_string(dim);
+        DeviceStep device(step);
+        expect_close(device.direct(), expected, step, what + " direct");
+        EXPECT_EQ(device.fetch().status, 0) << what;
+        DeviceStep planned(step, query);
+        expect_close(planned.planned(planned.args.kv_cache, planned.args.block_table), expected, step,
+                     what + " planned", query);
+      }
+    }
+  }
+}
+
+TEST(Attention, EveryHeadCount) {
+  for (const int64_t heads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 128}) {
+    const Step step = make_synthetic_step(small(heads, 1, 64, static_cast<uint64_t>(heads)));
+    DeviceStep device(step);
+    expect_close(device.direct(), reference(step), step, std::to_string(heads) + " heads");
+  }
+}
+
+TEST(Attention, EveryPositionModuloEight) {
+  // Unwritten slots hold NaN and Inf (make_synthetic_step poisons them): they never show.
+  for (int64_t context = 96; context < 112; ++context) {
+    SyntheticSpec spec = small(16, 1, 192, static_cast<uint64_t>(context));
+    spec.rows = 17;
+    spec.requests = 1;
+    spec.context = context;
+    const Step step = make_synthetic_step(spec);
+    DeviceStep device(step);
+    expect_close(device.direct(), reference(step), step, "context " + std::to_string(context));
+  }
+}
+
+TEST(Attention, ShortRowsAndManyRegions) {
+  for (const int64_t regions : {0, 1, 2, 31, 32, 33, 63, 65, 127, 129, 200, 600}) {
+    SyntheticSpec spec = small(16, 1, 128, static_cast<uint64_t>(regions) + 7);
+    spec.requests = 1;
+    spec.context = 1500;
+    spec.rows = 9;
+    spec.region_count = regions;
+    spec.sink_regions = std::min<int64_t>(regions, 1);
+    spec.local_regions = 0;
+    Step step = make_synthetic_step(spec);
+    DeviceStep device(step);
+    expect_close(device.direct(), reference(step), step, std::to_string(regions) + " regions");
+  }
+}
+
+TEST(Attention, InvalidEntriesAreSkippedWithTheirBits) {
+  SyntheticSpec spec = small(16, 2, 192, 99);
+  Step step = make_synthetic_step(spec);
+  std::vector<int32_t> regions(static_cast<const int32_t*>(step.regions.data),
+                               static_cast<const int32_t*>(step.regions.data) + step.regions.size());
+  std::vector<int32_t> owners(static_cast<const int32_t*>(step.owners.data),
+                              static_cast<const int32_t*>(step.owners.data) + step.rows());
+  std::vector<int32_t> table(static_cast<const int32_t*>(step.block_table.data),
+                             static_cast<const int32_t*>(step.block_table.data) + step.block_table.size());
+  const int32_t hostile[] = {0x7fc00000, -1, INT32_MIN, INT32_MAX, 1 << 20};
+  std::mt19937 random(5);
+  for (size_t i = 0; i < regions.size(); i += 1 + random() % 5) regions[i] = hostile[random() % 5];
+  const int64_t row_entries = step.regions.size() / step.rows();
+  for (int64_t i = 0; i < row_entries; ++i) regions[static_cast<size_t>(4 * row_entries + i)] = -5;  // nothing left
+  struct Variant {
+    const char* name;
+    bool owner, entry;
+    int32_t bits;
+  };
+  for (const Variant v : {Variant{"regions", false, false, status_region},
+                          Variant{"owners", true, false, status_region | status_owner},
+                          Variant{"table", false, true, status_region | status_table}}) {
+    auto bad_owners = owners;
+    auto bad_table = table;
+    if (v.owner) bad_owners[2] = 77, bad_owners[9] = -1, bad_owners[11] = INT32_MAX;
+    if (v.entry) bad_table[0] = -1, bad_table[1] = INT32_MAX, bad_table[2] = static_cast<int32_t>(step.kv_cache.shape[0]);
+    Step hostile_step = step;
+    hostile_step.regions.data = regions.data();
+    hostile_step.owners.data = bad_owners.data();
+    hostile_step.block_table.data = bad_table.data();
+    const Result expected = reference(hostile_step);
+    ASSERT_EQ(expected.status, v.bits);
+    DeviceStep device(hostile_step);
+    const Result actual = device.direct();
+    expect_close(actual, expected, hostile_step, v.name);
+    EXPECT_EQ(actual.status, v.bits) << v.name;
+    // Strict: refused before anything is written, with the message of the CPU.
+    DeviceStep strict(hostile_step);
+    Options options = strict.options();
+    options.strict = true;
+    std::string message, host_message;
+    try {
+      sparse_prefill(strict.args, options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_entry);
+      message = error.what();
+    }
+    std::vector<float> sink(static_cast<size_t>(step.query.size()));
+    try {
+      Options host_options;
+      host_options.strict = true;
+      sparse_prefill(host_args(hostile_step, TensorView::contiguous(sink.data(), DType::f32,
+                                                                    {step.rows(), step.heads(), step.dim()}), {}),
+                     host_options);
+    } catch (const Error& error) {
+      host_message = error.what();
+    }
+    EXPECT_FALSE(message.empty());
+    EXPECT_EQ(message, host_message);
+    for (const uint8_t byte : strict.fetch().bits) ASSERT_EQ(byte, 0xff) << "output was written";
+  }
+}
+
+TEST(Attention, LargeLogitsStayFinite) {
+  SyntheticSpec spec = small(16, 1, 128, 3);
+  Step step = make_synthetic_step(spec);
+  step.scale = 3000.0f;  // scores of 1e5
+  const Result expected = reference(step);
+  DeviceStep device(step);
+  const Result actual = device.direct();
+  for (size_t i = 0; i < actual.output.size(); ++i) ASSERT_TRUE(std::isfinite(actual.output[i])) << i;
+  for (size_t i = 0; i < actual.lse.size(); ++i) {
+    // The spacing of f32 at 1e5 is 8e-3; a dot product of 128 terms loses a few of them.
+    ASSERT_NEAR(actual.lse[i], expected.lse[i], std::max(0.2, 1e-5 * std::fabs(double{expected.lse[i]}))) << i;
+  }
+}
+
+TEST(Attention, NonFiniteInputsStayInTheirRow) {
+  SyntheticSpec spec = small(16, 1, 192, 12);
+  spec.poison = false;
+  const Step step = make_synthetic_step(spec);
+  std::vector<uint16_t> query(static_cast<const uint16_t*>(step.query.data),
+                              static_cast<const uint16_t*>(step.query.data) + step.query.size());
+  DeviceStep clean(step);
+  const Result before = clean.direct();
+  const int64_t row_elements = step.heads() * step.dim();
+  query[static_cast<size_t>(5 * row_elements + 3)] = 0x7fc0;
+  query[static_cast<size_t>(7 * row_elements + 100)] = 0x7f80;
+  Step dirty = step;
+  dirty.query.data = query.data();
+  DeviceStep device(dirty);
+  const Result after = device.direct();
+  for (int64_t row = 0; row < step.rows(); ++row) {
+    const auto begin = static_cast<size_t>(row * row_elements), bytes = static_cast<size_t>(row_elements) * 4;
+    const bool same = std::memcmp(after.output.data() + begin, before.output.data() + begin, bytes) == 0;
+    EXPECT_EQ(same, row != 5 && row != 7) << row;
+  }
+  EXPECT_TRUE(std::isnan(after.output[static_cast<size_t>(5 * row_elements)]));
+}
+
+TEST(Attention, StridedTensorsAndForeignLayouts) {
+  const Step step = make_synthetic_step(small(5, 2, 64, 44));
+  const Result expected = reference(step);
+  DeviceStep device(step);
+  const int64_t rows = step.rows(), heads = step.heads(), dim = step.dim();
+  // Query: odd strides, so that no 16-byte load is possible. Output likewise, gaps stay poisoned.
+  const int64_t stride_head = dim + 3, stride_row = heads * stride_head + 7;
+  std::vector<uint16_t> query(static_cast<size_t>(rows * stride_row + 1), 0x7fc0);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t h = 0; h < heads; ++h) {
+      std::memcpy(query.data() + 1 + r * stride_row + h * stride_head,
+                  static_cast<const uint16_t*>(step.query.data) + (r * heads + h) * dim, static_cast<size_t>(dim) * 2);
+    }
+  }
+  const TensorView query_memory =
+      device.arena.upload(TensorView::contiguous(query.data(), DType::bf16, {rows * stride_row + 1}));
+  SparsePrefillArgs args = device.args;
+  args.query.data = static_cast<uint16_t*>(query_memory.data) + 1;
+  args.query.strides = {stride_row, stride_head, 1};
+  const TensorView output_memory = device.arena.allocate(DType::f32, {rows * stride_row + 1}, 0x7f);
+  args.output.data = static_cast<float*>(output_memory.data) + 1;
+  args.output.strides = {stride_row, stride_head, 1};
+  // Cache: groups interleaved per token, [blocks, block_size, groups, 2*dim], and a gap between blocks.
+  const auto& shape = step.kv_cache.shape;
+  const int64_t token = shape[1] * shape[3], block = (shape[2] + 8) * token;
+  std::vector<uint16_t> cache(static_cast<size_t>(shape[0] * block), 0x7fc0);
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t g = 0; g < shape[1]; ++g) {
+      for (int64_t t = 0; t < shape[2]; ++t) {
+        std::memcpy(cache.data() + b * block + t * token + g * shape[3],
+                    static_cast<const uint16_t*>(step.kv_cache.data) + ((b * shape[1] + g) * shape[2] + t) * shape[3],
+                    static_cast<size_t>(shape[3]) * 2);
+      }
+    }
+  }
+  const TensorView cache_memory =
+      device.arena.upload(TensorView::contiguous(cache.data(), DType::bf16, {shape[0] * block}));
+  args.kv_cache.data = cache_memory.data;
+  args.kv_cache.strides = {block, shape[3], token, 1};
+  sparse_prefill(args, device.options());
+  std::vector<float> raw(static_cast<size_t>(output_memory.size()));
+  device.arena.download(output_memory, raw.data());
+  Result actual = device.fetch();
+  float poison;
+  std::memset(&poison, 0x7f, sizeof(poison));
+  std::vector<bool> written(raw.size(), false);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t d = 0; d < dim; ++d) {
+        const auto at = static_cast<size_t>(1 + r * stride_row + h * stride_head + d);
+        actual.output[static_cast<size_t>((r * heads + h) * dim + d)] = raw[at];
+        written[at] = true;
+      }
+    }
+  }
+  expect_close(actual, expected, step, "strided");
+  for (size_t i = 0; i < raw.size(); ++i) {
+    if (!written[i]) {
+      ASSERT_EQ(raw[i], poison) << "a gap was written at " << i;
+    }
+  }
+}
+
+TEST(Attention, TwentyRepeatsAreBitwiseEqual) {
+  SyntheticSpec spec = small(16, 1, 192, 8);
+  spec.rows = 200;
+  spec.requests = 1;
+  spec.context = 4000;
+  spec.region_count = 100;
+  const Step step = make_synthetic_step(spec);
+  DeviceStep device(step, DType::bf16);
+  const Result first = device.direct();
+  for (int i = 0; i < 19; ++i) {
+    const Result again = device.direct();
+    ASSERT_EQ(again.bits, first.bits) << i;
+    ASSERT_EQ(again.lse, first.lse) << i;
+  }
+}
+
+TEST(Attention, RowsDoNotDependOnOtherRows) {
+  const Step step = make_synthetic_step(small(16, 1, 192, 18));
+  DeviceStep device(step);
+  const Result all = device.direct();
+  const int64_t row_elements = step.heads() * step.dim();
+  for (const int64_t row : {0, 11, 22}) {
+    SparsePrefillArgs args = device.args;
+    args.query = args.query.slice(0, row, row + 1);
+    args.owners = args.owners.slice(0, row, row + 1);
+    args.positions = args.positions.slice(0, row, row + 1);
+    args.regions = args.regions.slice(0, row, row + 1);
+    args.output = device.arena.allocate(DType::f32, {1, step.heads(), step.dim()});
+    args.lse = device.arena.allocate(DType::f32, {1, step.heads()});
+    sparse_prefill(args, device.options());
+    std::vector<float> alone(static_cast<size_t>(row_elements));
+    device.arena.download(args.output, alone.data());
+    EXPECT_EQ(std::memcmp(alone.data(), all.output.data() + row * row_elements, alone.size() * 4), 0) << row;
+  }
+}
+
+TEST(Attention, ZeroRowsIsLegal) {
+  SyntheticSpec spec = small(16, 1, 192, 1);
+  const Step step = make_synthetic_step(spec);
+  DeviceStep device(step);
+  SparsePrefillArgs args = device.args;
+  args.query = args.query.slice(0, 0, 0);
+  args.owners = args.owners.slice(0, 0, 0);
+  args.positions = args.positions.slice(0, 0, 0);
+  args.regions = args.regions.slice(0, 0, 0);
+  args.output = args.output.slice(0, 0, 0);
+  args.lse = args.lse.slice(0, 0, 0);
+  sparse_prefill(args, device.options());
+  for (const uint8_t byte : device.fetch().bits) ASSERT_EQ(byte, 0xff);
+}
+
+TEST(Attention, BackendsAreChosenAndForced) {
+  const Step step = make_synthetic_step(small(16, 1, 192, 1));
+  DeviceStep device(step);
+  EXPECT_EQ(choose_backend(device.args), "cuda-sm80");
+  EXPECT_FALSE(backend_supports("cpu", device.args).ok);
+  try {
+    sparse_prefill(device.args, {.backend = "cpu"});
+    FAIL() << "the cpu backend took cuda tensors";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  }
+  // A tensor on another device is refused by name.
+  SparsePrefillArgs mixed = device.args;
+  mixed.owners = step.owners;
+  try {
+    sparse_prefill(mixed);
+    FAIL() << "a cpu tensor was taken among cuda ones";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("owners"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace octopage::test
