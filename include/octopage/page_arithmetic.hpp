@@ -63,32 +63,53 @@ OCTOPAGE_HOST_DEVICE constexpr int32_t last_page_len(int64_t position) {
   return static_cast<int32_t>(position - region_of_position(position) * kPageTokens) + 1;
 }
 
-/// Physical block of a logical block, or -1 with the fault. `owner` must be a valid request.
-OCTOPAGE_HOST_DEVICE constexpr PageLookup block_of_column(const BlockTableView& table,
-                                                          int64_t blocks, int64_t owner,
-                                                          int64_t column) {
-  if (column >= table.max_blocks) return {-1, status_table};
-  const int64_t block = table.data[owner * table.stride_request + column * table.stride_block];
-  if (block < 0 || block >= blocks) return {-1, status_table};
-  return {block, 0};
+/// One request's row of the table, made ready for many look-ups in 32 bits.
+struct RequestLookup {
+  const int32_t* blocks;       ///< [columns]; may be null where columns = 0
+  int64_t stride_block;        ///< in elements
+  uint32_t columns;            ///< of the table
+  uint32_t block_count;        ///< block ids are 0 .. block_count-1
+  uint32_t regions_per_block;  ///< of the cache
+  uint32_t page_stride;        ///< pages between neighbouring blocks
+};
+
+/// `owner` must be a valid request, page_stride and regions_per_block below 2^31.
+OCTOPAGE_HOST_DEVICE constexpr RequestLookup request_lookup(const BlockTableView& table,
+                                                            const PageGeometry& geometry,
+                                                            int64_t owner) {
+  constexpr int64_t kMost = int64_t{1} << 31;  // columns and blocks beyond it cannot be named
+  return {table.data + owner * table.stride_request,
+          table.stride_block,
+          static_cast<uint32_t>(table.max_blocks < kMost ? table.max_blocks : kMost),
+          static_cast<uint32_t>(geometry.blocks < kMost ? geometry.blocks : kMost),
+          static_cast<uint32_t>(geometry.regions_per_block),
+          static_cast<uint32_t>(geometry.page_stride)};
+}
+
+/// The page of a region whose block id `block` the table holds in its column; the block is inside.
+OCTOPAGE_HOST_DEVICE constexpr int64_t page_of_block(const RequestLookup& lookup, int32_t block,
+                                                     uint32_t region, uint32_t column) {
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(block)) * lookup.page_stride +
+                              (region - column * lookup.regions_per_block));
 }
 
 /// The page that holds `region` of request `owner`. `own_region` is the row's own region, the
-/// largest that it may select; both are below 2^31, and so is geometry.regions_per_block. Dereferences the table only after owner, region and column are
-/// known to be inside. The first broken rule is reported, in the order owner, region, table.
+/// largest that it may select; `region` is below 2^31. Dereferences the table only after owner,
+/// region and column are known to be inside. The first broken rule is reported, in the order owner,
+/// region, table.
 OCTOPAGE_HOST_DEVICE constexpr PageLookup page_of_region(const BlockTableView& table,
                                                          const PageGeometry& geometry,
                                                          int64_t owner, int64_t region,
                                                          int64_t own_region) {
   if (owner < 0 || owner >= table.requests) return {-1, status_owner};
   if (region < 0 || region > own_region) return {-1, status_region};
-  // Region ids are i32, so 32-bit division suffices; on a GPU it costs a fifth of a 64-bit one.
-  const auto id = static_cast<uint32_t>(region);
-  const auto per_block = static_cast<uint32_t>(geometry.regions_per_block);
-  const uint32_t column = id / per_block;
-  const PageLookup block = block_of_column(table, geometry.blocks, owner, column);
-  if (block.fault != 0) return block;
-  return {block.page * geometry.page_stride + (id - column * per_block), 0};
+  const RequestLookup lookup = request_lookup(table, geometry, owner);
+  const uint32_t column = static_cast<uint32_t>(region) / lookup.regions_per_block;
+  if (column >= lookup.columns) return {-1, status_table};
+  const int32_t block = lookup.blocks[column * lookup.stride_block];
+  // One unsigned comparison refuses negative ids as well.
+  if (static_cast<uint32_t>(block) >= lookup.block_count) return {-1, status_table};
+  return {page_of_block(lookup, block, static_cast<uint32_t>(region), column), 0};
 }
 
 }  // namespace octopage

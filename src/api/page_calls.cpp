@@ -153,7 +153,9 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
   check_tensor("pages", args.pages, {DType::i32}, {-1}, device);
   check_last_contiguous("pages", args.pages);
   check_block_size(args.block_size);
-  if (args.page_stride < 1) fail_argument("page_stride = {}: must be positive", args.page_stride);
+  if (args.page_stride < 1 || args.page_stride > std::numeric_limits<int32_t>::max()) {
+    fail_argument("page_stride = {}: must be in 1 .. 2^31 - 1", args.page_stride);
+  }
   if (args.positions.present()) {
     check_tensor("positions", args.positions, {DType::i64}, {rows}, device);
     check_last_contiguous("positions", args.positions);

@@ -90,6 +90,10 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
         "kv_cache.stride_block = {} elements is not a whole number of eight-token pages (8 * {} = {})",
         view.stride_block, view.stride_token, page);
   }
+  if (view.page_stride() > INT32_MAX) {
+    fail_argument("kv_cache.stride_block = {}: a page stride of {} must be below 2^31", view.stride_block,
+                  view.page_stride());
+  }
   // The last element must be addressable in bytes.
   int64_t last = checked_add(block_span, row, "kv_cache extent");
   if (view.blocks > 1) {

@@ -60,7 +60,7 @@ __device__ __forceinline__ Entry resolve(const PageSource& source, const RowSele
     if (page < 0 || page >= source.page_count) return {-1, 0};
     return {page, index + 1 == selection.count ? selection.last_tokens : int32_t{kPageTokens}};
   }
-  const int64_t region = selection.regions[index * source.stride_regions_entry];
+  const int32_t region = selection.regions[index * source.stride_regions_entry];
   const int64_t own = region_of_position(selection.position);
   const PageLookup page = page_of_region(source.table, source.geometry, selection.owner, region, own);
   faults |= page.fault;
@@ -69,26 +69,48 @@ __device__ __forceinline__ Entry resolve(const PageSource& source, const RowSele
           region == own ? last_page_len(selection.position) : int32_t{kPageTokens}};
 }
 
+/// What a lane copies of every stage: it keeps its place in the tokens that are copied at once.
+template <typename Traits>
+struct CopyLane {
+  static constexpr int kTokensAtOnce = 32 / Traits::kLanesOfToken;
+  int token;            // in 0 .. kTokensAtOnce-1
+  int64_t from;         // bytes from the page to the lane's first 16 bytes
+  uint32_t key_to;      // bytes from the stage to where they go, for K
+  uint32_t value_to;    // and for V
+
+  __device__ __forceinline__ CopyLane(const PagedAttentionParams& p, int lane) {
+    token = lane / Traits::kLanesOfToken;
+    const int byte = lane % Traits::kLanesOfToken * 16;
+    from = token * p.stride_token_bytes + byte;
+    key_to = token * Traits::kKeyRowBytes + byte;
+    value_to = kStepTokens * Traits::kKeyRowBytes + token * Traits::kValueRowBytes + byte;
+  }
+};
+
 /// Starts the copy of two pages into a stage. Tokens that the row does not see become zeros.
 template <typename Traits>
 __device__ __forceinline__ void copy_stage(const PagedAttentionParams& p, const char* cache, uint32_t stage,
-                                           const Entry (&entries)[2], int lane) {
-  constexpr int kLanes = Traits::kLanesOfToken;
-  constexpr int kTokensAtOnce = 32 / kLanes;
+                                           const Entry (&entries)[2], const CopyLane<Traits>& lane) {
+  constexpr int kTokensAtOnce = CopyLane<Traits>::kTokensAtOnce;
+  constexpr int kRowBytes = Traits::kLanesOfToken * 16;  // of one token at a time
 #pragma unroll
-  for (int first = 0; first < kStepTokens; first += kTokensAtOnce) {
-    const int token = first + lane / kLanes;
-    const Entry entry = entries[first / 8];
-    const bool visible = token % 8 < entry.tokens;
-    const char* row = visible ? cache + entry.page * p.page_bytes + (token % 8) * p.stride_token_bytes : cache;
+  for (int page = 0; page < 2; ++page) {
+    const char* from = cache + max(entries[page].page, 0) * p.page_bytes + lane.from;
 #pragma unroll
-    for (int i = 0; i < Traits::kCopiesOfLane; ++i) {
-      const int byte = (lane % kLanes + i * kLanes) * 16;
-      const uint32_t target =
-          byte < Traits::kTokenBytes
-              ? stage + token * Traits::kKeyRowBytes + byte
-              : stage + kStepTokens * Traits::kKeyRowBytes + token * Traits::kValueRowBytes + byte - Traits::kTokenBytes;
-      ptx::cp_async_16(target, row + (visible ? byte : 0), visible ? 16 : 0);
+    for (int first = 0; first < 8; first += kTokensAtOnce) {
+      // NOTE: with 0 bytes nothing is read, so an invalid entry's address only has to exist.
+      const int bytes = first + lane.token < entries[page].tokens ? 16 : 0;
+      const int token = page * 8 + first;
+#pragma unroll
+      for (int i = 0; i < Traits::kCopiesOfLane; ++i) {
+        ptx::cp_async_16(stage + lane.key_to + token * Traits::kKeyRowBytes + i * kRowBytes, from + i * kRowBytes, bytes);
+      }
+#pragma unroll
+      for (int i = 0; i < Traits::kCopiesOfLane; ++i) {
+        ptx::cp_async_16(stage + lane.value_to + token * Traits::kValueRowBytes + i * kRowBytes,
+                         from + Traits::kTokenBytes + i * kRowBytes, bytes);
+      }
+      from += kTokensAtOnce * p.stride_token_bytes;
     }
   }
 }
@@ -236,7 +258,7 @@ __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragm
                                              const uint4* shared_query, int lane, float (&scores)[2][4]) {
   const typename Traits::Compute tag = {};
   const int g = lane / 4, c = lane % 4;
-  const char* keys = stage + g * Traits::kKeyRowBytes + 8 * c * Traits::kElementBytes;
+  const char* keys = stage + Traits::token_of(g) * Traits::kKeyRowBytes + 8 * c * Traits::kElementBytes;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -280,7 +302,7 @@ __device__ __forceinline__ void stage_softmax(const Entry (&entries)[2], const f
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool visible = 2 * c + e % 2 < entries[j].tokens;
+      const bool visible = Traits::token_of(2 * c + e % 2) < entries[j].tokens;
       scores[j][e] = visible ? scores[j][e] * scale_log2[e / 2] : -INFINITY;
       largest[e / 2] = fmaxf(largest[e / 2], scores[j][e]);
     }
@@ -328,15 +350,19 @@ __device__ __forceinline__ void stage_values(const char* stage, const uint32_t (
                                              WarpState<Traits>& state) {
   const typename Traits::Compute tag = {};
   const int g = lane / 4, c = lane % 4;
-  const char* values = stage + kStepTokens * Traits::kKeyRowBytes + 2 * c * Traits::kValueRowBytes +
-                       8 * g * Traits::kElementBytes;
+  // Of columns 2c and 2c+1 in the first page; the second page is eight rows further.
+  const char* values[2];
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+    values[t] = stage + kStepTokens * Traits::kKeyRowBytes +
+                Traits::token_of(2 * c + t) * Traits::kValueRowBytes + 8 * g * Traits::kElementBytes;
+  }
 #pragma unroll
   for (int j = 0; j < Traits::kDim / 64; ++j) {
-    uint32_t v[4][4];  // tokens 2c, 2c+1 of either page
+    uint32_t v[4][4];  // columns 2c, 2c+1 of either page
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      const int token = t % 2 + 8 * (t / 2);
-      load_eight<Traits>(values + token * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes, v[t]);
+      load_eight<Traits>(values[t % 2] + t / 2 * 8 * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes, v[t]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -482,10 +508,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
   state.largest[0] = state.largest[1] = -INFINITY;
   state.normaliser[0] = state.normaliser[1] = 0.0f;
 
+  const CopyLane<Traits> copy_lane(p, lane);
   Entry current[2], coming[2];
   if (steps > 0) {
     entries_of(0, batch, current);
-    copy_stage<Traits>(p, cache, ring_address, current, lane);
+    copy_stage<Traits>(p, cache, ring_address, current, copy_lane);
   }
   ptx::cp_async_commit();
   for (int64_t step = 0; step < steps; ++step) {
@@ -497,7 +524,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
       }
       entries_of(step + 1, batch, coming);
       copy_stage<Traits>(p, cache, ring_address + static_cast<uint32_t>((step + 1) % kStages) * Traits::kStageBytes,
-                         coming, lane);
+                         coming, copy_lane);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<kStages - 1>();

@@ -9,15 +9,18 @@
 //
 // A stage holds 16 tokens (two pages). Each warp owns kStages of them:
 //
-//   K  [16, kKeyRowBytes]    lane (g, c) reads 8 elements 8c .. 8c+7 of each 32, token g
-//   V  [16, kValueRowBytes]  lane (g, c) reads dims 8g .. 8g+7 of each 64, tokens 2c and 2c+1
+//   K  [16, kKeyRowBytes]    lane (g, c) reads 8 elements 8c .. 8c+7 of each 32, token token_of(g)
+//   V  [16, kValueRowBytes]  lane (g, c) reads dims 8g .. 8g+7 of each 64, tokens token_of(2c), token_of(2c+1)
 //
-// Rows are padded so that a quarter warp's 16-byte reads (half warp's 8-byte ones, f8) meet every
-// bank once: K rows advance by 64 bytes modulo 128 (32, f8), V rows by 16 modulo 64.
+// Rows are padded, and the eight tokens of a page permuted, so that a quarter warp's 16-byte reads
+// (half warp's 8-byte ones, f8) meet every bank once: K rows advance by 64 bytes modulo 128 (32,
+// f8), V rows by 32. Padding is a multiple of 32 bytes: cp.async fetches a 32-byte sector twice
+// where its two halves go to different sectors of shared memory.
 //
-// The k index of Q K^T and the n index of P V are permuted to fit those reads; Q and O are permuted
-// alike, so nothing is ever transposed:
+// The token index of S and P, the k index of Q K^T and the n index of P V are permuted to fit those
+// reads; Q and O are permuted alike, so nothing is ever transposed:
 //
+//   column 2c of S = token c, column 2c+1 = token 4 + (c ^ kTokenFlip)
 //   k step 2i+s of dims 32i .. 32i+31:  k 2c, 2c+1 = dims 8c+4s, +1;  k 2c+8, 2c+9 = dims 8c+4s+2, +3
 //   n tile i of dims 64j .. 64j+63:     column g  = dim 64j + 8g + i
 
@@ -55,17 +58,23 @@ struct PagedTraits {
   static constexpr int kElementBytes = sizeof(Cache);
   static constexpr int kTokenBytes = kDim * kElementBytes;  // of K, and of V
   static constexpr int kKeyRowBytes = kTokenBytes + 32 * kElementBytes;
-  static constexpr int kValueRowBytes = kTokenBytes + 16;
+  static constexpr int kValueRowBytes = kTokenBytes + 32;
+  /// Neighbouring columns must fall into K rows of different parity (2 bytes), or four columns into
+  /// rows that differ modulo 4 (f8).
+  static constexpr int kTokenFlip = kCacheIsF8 ? 2 : 1;
+  static constexpr int token_of(int column) {
+    return column % 2 == 0 ? column / 2 : 4 + ((column / 2) ^ kTokenFlip);
+  }
   static constexpr int kStageBytes = kStepTokens * (kKeyRowBytes + kValueRowBytes);
-  static constexpr int kLanesOfToken = 8 * kElementBytes;          // lanes that copy one token
-  static constexpr int kCopiesOfLane = 2 * kTokenBytes / 16 / kLanesOfToken;  // 16-byte copies each
+  static constexpr int kLanesOfToken = 4 * kElementBytes;  // lanes that copy one token's K, and its V
+  static constexpr int kCopiesOfLane = kTokenBytes / 16 / kLanesOfToken;  // 16-byte copies of each for K
   static constexpr int kQuerySteps = kDim / 16;
   static constexpr int kQueryFragmentBytes = kQueryInShared ? kQueryParts * kQuerySteps * 32 * 16 : 0;
 
   static_assert(kDim % 64 == 0);
   static_assert(kKeyRowBytes % 128 == (kCacheIsF8 ? (kDim % 128 + 32) % 128 : (2 * kDim + 64) % 128));
-  static_assert(kValueRowBytes % 64 == 16, "V reads would meet bank conflicts");
-  static_assert(kCopiesOfLane * kLanesOfToken * 16 == 2 * kTokenBytes);
+  static_assert(kValueRowBytes % 64 == 32, "V reads would meet bank conflicts");
+  static_assert(kCopiesOfLane * kLanesOfToken * 16 == kTokenBytes);
 
   /// Shared memory of a CTA: the rings, later reused for the merge, and Q's fragments.
   static constexpr int shared_bytes(int warps) {

@@ -3,6 +3,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/pages/launch.hpp"
@@ -13,23 +14,22 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarpsOfCta = kThreads / 32;
-constexpr int kUnroll = 16;  // independent look-ups of a lane: 512 entries of a warp at a time
+constexpr int kUnroll = 4;  // independent look-ups of a lane
 
 cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
 // --- fill -------------------------------------------------------------------------------------
 
 // The own region where positions are not at hand: the largest id that is valid otherwise.
-__device__ int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions, int64_t count,
+__device__ int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions, int32_t count,
                                         int lane) {
-  int64_t largest = -1;
-  for (int64_t entry = lane; entry < count; entry += 32) {
-    const int64_t region = regions[entry * p.stride_regions_entry];
+  int32_t largest = -1;
+  for (int32_t entry = lane; entry < count; entry += 32) {
+    const int32_t region = regions[entry * p.stride_regions_entry];
     if (region > largest && page_of_region(p.table, p.geometry, owner, region, region).fault == 0) largest = region;
   }
   for (int step = 16; step > 0; step /= 2) {
-    const int64_t other = __shfl_xor_sync(~0u, largest, step);
-    largest = other > largest ? other : largest;
+    largest = max(largest, __shfl_xor_sync(~0u, largest, step));
   }
   return largest;
 }
@@ -59,64 +59,116 @@ __device__ void copy_query(const FillParams& p, int64_t row, int lane) {
   }
 }
 
-// One row by one warp: pages in the order of the regions, the own one last.
-__device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
-  const int64_t begin = p.indptr[row];
-  const int64_t end = min(static_cast<int64_t>(p.indptr[row + 1]), p.pages_capacity);
-  if (begin < 0 || begin >= end) return 0;
-  const int64_t count = min(end - begin, p.region_count);
-  const int32_t* regions = p.regions + row * p.stride_regions_row;
-  const int64_t owner = p.owners[row * p.stride_owners];
-  int32_t* pages = p.pages + begin;
-  const int64_t own = p.positions != nullptr ? region_of_position(p.positions[row])
-                                             : largest_valid_region(p, owner, regions, count, lane);
-  const int64_t limit = p.positions != nullptr ? own : INT32_MAX;
-  int32_t status = 0;
-  int64_t own_entry = -1;
-  int32_t own_page = -1;
-  for (int64_t base = 0; base < count; base += 32 * kUnroll) {
-    int32_t page[kUnroll];
-    uint32_t owns = 0;  // bit k: entry base + 32 k + lane is the own region
+// Where the own region of a row was found.
+struct OwnPlace {
+  int32_t entry = INT32_MAX;
+  int32_t page = -1;
+};
+
+// Pages of entries [base, base + 32 * kUnroll) of a row whose owner is valid; true if every entry of
+// this lane is. Step by step over all entries, so that the loads of a step are under way together.
+template <bool kFull>
+__device__ __forceinline__ bool fill_entries(const RequestLookup& lookup, const int32_t* regions, int64_t stride_entry,
+                                             int32_t base, int32_t count, uint32_t limit, int64_t own, int lane,
+                                             int32_t* pages, OwnPlace& place) {
+  uint32_t region[kUnroll], column[kUnroll];
+  int32_t block[kUnroll];
+  const auto counts = [&](int k) { return kFull || base + 32 * k + lane < count; };
+  const int32_t* from = regions + (base + lane) * stride_entry;
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      const int64_t entry = base + 32 * k + lane;
-      page[k] = entry < count ? regions[entry * p.stride_regions_entry] : -1;
-    }
+  for (int k = 0; k < kUnroll; ++k) region[k] = counts(k) ? static_cast<uint32_t>(from[32 * k * stride_entry]) : 0u;
+  if ((lookup.regions_per_block & (lookup.regions_per_block - 1)) == 0) {
+    const int shift = 31 - __clz(static_cast<int>(lookup.regions_per_block));
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      if (base + 32 * k + lane >= count) continue;
-      const int64_t region = page[k];
-      PageLookup found = page_of_region(p.table, p.geometry, owner, region, limit);
-      if (found.page > INT32_MAX) found = {-1, status_table};  // refused rather than wrapped
-      status |= found.fault;
-      page[k] = static_cast<int32_t>(found.page);
-      if (found.fault == 0 && region == own) owns |= 1u << k;
-    }
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      const int64_t entry = base + 32 * k + lane;
-      const uint32_t owners = __ballot_sync(~0u, (owns >> k & 1u) != 0);
-      if (own_entry < 0 && owners != 0) {
-        own_entry = base + 32 * k + __ffs(static_cast<int>(owners)) - 1;
-        own_page = __shfl_sync(~0u, page[k], __ffs(static_cast<int>(owners)) - 1);
-      }
-      if (entry < count && entry != own_entry) {
-        pages[entry - (own_entry >= 0 && entry > own_entry ? 1 : 0)] = page[k];
-      }
-    }
-  }
-  if (own_entry >= 0) {
-    if (lane == 0) pages[count - 1] = own_page;
+    for (int k = 0; k < kUnroll; ++k) column[k] = region[k] >> shift;
   } else {
-    status |= status_region;
-    __syncwarp();
-    for (int64_t at = lane; at < count; at += 32) pages[at] = -1;
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) column[k] = region[k] / lookup.regions_per_block;
   }
-  for (int64_t at = begin + count + lane; at < end; at += 32) p.pages[at] = -1;
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    // Negative ids are large here, and fail the first comparison.
+    const bool inside = region[k] <= limit && column[k] < lookup.columns;
+    block[k] = inside ? lookup.blocks[column[k] * lookup.stride_block] : -1;
+  }
+  bool all_valid = true;
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    const int64_t page = page_of_block(lookup, block[k], region[k], column[k]);
+    const bool valid = static_cast<uint32_t>(block[k]) < lookup.block_count && page <= INT32_MAX;
+    all_valid &= valid || !counts(k);
+    block[k] = valid ? static_cast<int32_t>(page) : -1;
+    const uint32_t owners = __ballot_sync(~0u, valid && counts(k) && region[k] == own);
+    if (owners != 0 && place.entry == INT32_MAX) {
+      const int source = __ffs(static_cast<int>(owners)) - 1;
+      place.entry = base + 32 * k + source;
+      place.page = __shfl_sync(~0u, block[k], source);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    const int32_t entry = base + 32 * k + lane;
+    if (counts(k) && entry != place.entry) pages[entry - (entry > place.entry ? 1 : 0)] = block[k];
+  }
+  return all_valid;
+}
+
+// The bits of a row that has invalid entries, one by one.
+__device__ __forceinline__ int32_t faults_of_row(const FillParams& p, int64_t owner, const int32_t* regions, int32_t count,
+                                              int64_t limit, int lane) {
+  int32_t status = 0;
+  for (int32_t entry = lane; entry < count; entry += 32) {
+    const PageLookup page = page_of_region(p.table, p.geometry, owner, regions[entry * p.stride_regions_entry], limit);
+    status |= page.page > INT32_MAX ? int32_t{status_table} : page.fault;  // refused rather than wrapped
+  }
   return status;
 }
 
-__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillParams p, int32_t* status) {
+// One row by one warp: pages in the order of the regions, the own one last.
+__device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
+  const int32_t begin = p.indptr[row];
+  const auto end = static_cast<int32_t>(min(static_cast<int64_t>(p.indptr[row + 1]), p.pages_capacity));
+  if (begin < 0 || begin >= end) return 0;
+  const auto count = static_cast<int32_t>(min(static_cast<int64_t>(end - begin), p.region_count));
+  const int32_t* regions = p.regions + row * p.stride_regions_row;
+  const int64_t owner = p.owners[row * p.stride_owners];
+  int32_t* pages = p.pages + begin;
+  const bool owner_valid = owner >= 0 && owner < p.table.requests;
+  const int64_t own = p.positions != nullptr ? region_of_position(p.positions[row])
+                                             : largest_valid_region(p, owner, regions, count, lane);
+  // A row with entries has a position of its own, so the limit is not negative.
+  const int64_t limit = p.positions != nullptr && own < INT32_MAX ? max(own, int64_t{0}) : int64_t{INT32_MAX};
+  OwnPlace place;
+  bool all_valid = owner_valid;
+  if (owner_valid) {
+    const RequestLookup lookup = request_lookup(p.table, p.geometry, owner);
+    for (int32_t base = 0; base < count; base += 32 * kUnroll) {
+      const auto fill = [&](auto full, int64_t stride) {
+        all_valid &= fill_entries<full()>(lookup, regions, stride, base, count, static_cast<uint32_t>(limit), own, lane,
+                                          pages, place);
+      };
+      const bool full = base + 32 * kUnroll <= count;
+      if (full && p.stride_regions_entry == 1) {
+        fill(std::true_type(), 1);
+      } else {
+        fill(std::false_type(), p.stride_regions_entry);
+      }
+    }
+  }
+  int32_t status = 0;
+  if (!__all_sync(~0u, all_valid)) status = faults_of_row(p, owner, regions, count, limit, lane);
+  if (place.entry != INT32_MAX) {
+    if (lane == 0) pages[count - 1] = place.page;
+  } else {
+    status |= status_region;
+    __syncwarp();
+    for (int32_t at = lane; at < count; at += 32) pages[at] = -1;
+  }
+  for (int32_t at = count + lane; at < end - begin; at += 32) pages[at] = -1;
+  return status;
+}
+
+__global__ void __launch_bounds__(kThreads, 5) fill_kernel(const __grid_constant__ FillParams p, int32_t* status) {
   const int lane = threadIdx.x % 32;
   // The first half of the grid fills, the second copies the query, if there is one to copy.
   const int64_t half = (p.rows + kWarpsOfCta - 1) / kWarpsOfCta;
