@@ -5,16 +5,19 @@
 #include "octopage/backends.hpp"
 #include "octopage/kv_cache.hpp"
 #include "tools/octopage/selections.hpp"
+#include "tools/octopage/step_device.hpp"
 
 namespace octopage::cli {
 namespace {
 
-/// Adds the seconds of its scope to a sum.
+/// Adds the seconds of its scope to a sum, device work included.
 class Stopwatch {
  public:
-  explicit Stopwatch(double& seconds)
-      : seconds_(seconds), start_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() {
+  Stopwatch(double& seconds, const StepDevice& device)
+      : seconds_(seconds), device_(device), start_(std::chrono::steady_clock::now()) {}
+  /// Ends the scope: waits for the device, which may throw.
+  void stop() {
+    device_.synchronize();
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
   Stopwatch(const Stopwatch&) = delete;
@@ -22,6 +25,7 @@ class Stopwatch {
 
  private:
   double& seconds_;
+  const StepDevice& device_;
   std::chrono::steady_clock::time_point start_;
 };
 
@@ -31,6 +35,12 @@ Scale k_scale_of(const Step& step) {
 
 Scale v_scale_of(const Step& step) {
   return step.kv_cache.dtype == DType::f8_e4m3fn ? Scale::of(step.v_scale) : Scale{};
+}
+
+std::vector<int32_t> download_i32(const StepDevice& device, const TensorView& tensor) {
+  std::vector<int32_t> values(static_cast<size_t>(tensor.size()));
+  device.download(tensor, values.data());
+  return values;
 }
 
 FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView& kv_cache,
@@ -48,14 +58,16 @@ FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView
   return args;
 }
 
-/// One plan for the step, then group by group: [stage,] fill, finish.
-void run_planned(const Step& step, bool staged, const Options& options, PathResult& result) {
+/// One plan for the step, then group by group: [stage,] fill, finish. `step` is on `device`, `host`
+/// is the same step in host memory.
+void run_planned(const Step& host, const Step& step, bool staged, const TensorView& step_output,
+                 const TensorView& step_lse, StepDevice& device, const Options& options, PathResult& result) {
   Timing& timing = result.timing;
   const int64_t groups = step.groups();
-  const std::vector<int64_t> positions = positions_of(step);
+  const std::vector<int64_t> positions = positions_of(host);
   CompactPagedPrefill prefill;
   {
-    const Stopwatch watch(timing.plan);
+    Stopwatch watch(timing.plan, device);
     PrefillPlanArgs plan;
     plan.query_shape = {step.rows(), step.heads() / groups, step.dim()};
     plan.dtype = step.query.dtype;
@@ -64,41 +76,50 @@ void run_planned(const Step& step, bool staged, const Options& options, PathResu
     plan.scale = step.scale;
     plan.block_size = step.block_size();
     plan.contiguous_query = groups == 1;  // heads of one group among others are strided
+    plan.device = device.device();
     prefill.plan(plan, options);
+    watch.stop();
   }
 
   TensorView table = step.block_table;
   TensorView staged_blocks;
   TensorView staged_cache;
-  TensorStorage storage;
   if (staged) {
-    const Stopwatch watch(timing.stage);
-    result.staging =
-        plan_staged_prefill_pages(step.block_table, lengths_of(step), step.block_size());
-    const auto count = static_cast<int64_t>(result.staging->blocks.size());
-    table = TensorView::contiguous(result.staging->table.data(), DType::i32,
-                                   {result.staging->requests, result.staging->max_blocks});
-    staged_blocks = TensorView::contiguous(result.staging->blocks.data(), DType::i32, {count});
-    staged_cache =
-        storage.allocate_tensor(step.query.dtype, {count, 1, step.block_size(), 2 * step.dim()});
+    const std::vector<int64_t> lengths = lengths_of(host);
+    const int64_t count = staged_block_count(lengths, step.block_size());
+    StagedPrefillPages staging;
+    staging.requests = step.block_table.shape[0];
+    staging.max_blocks = step.block_table.shape[1];
+    staging.blocks.resize(static_cast<size_t>(count));
+    staging.table.resize(static_cast<size_t>(staging.requests * staging.max_blocks));
+    table = device.allocate(DType::i32, {staging.requests, staging.max_blocks});
+    staged_blocks = device.allocate(DType::i32, {count});
+    staged_cache = device.allocate(step.query.dtype, {count, 1, step.block_size(), 2 * step.dim()});
+    Stopwatch watch(timing.stage, device);
+    plan_staged_prefill_pages(step.block_table, lengths, step.block_size(), staged_blocks, table, options);
+    watch.stop();
+    device.download(staged_blocks, staging.blocks.data());
+    device.download(table, staging.table.data());
+    result.staging = std::move(staging);
   }
 
   for (int64_t group = 0; group < groups; ++group) {
     const HeadRange heads = heads_of_group(step, group);
     const TensorView query = step.query.slice(1, heads.begin, heads.end);
-    const TensorView output = result.output.slice(1, heads.begin, heads.end);
-    const TensorView lse = result.lse.slice(1, heads.begin, heads.end);
+    const TensorView output = step_output.slice(1, heads.begin, heads.end);
+    const TensorView lse = step_lse.slice(1, heads.begin, heads.end);
     TensorView kv_cache = step.kv_cache.slice(1, group, group + 1);
     Scale k_scale = k_scale_of(step);
     Scale v_scale = v_scale_of(step);
     if (staged) {
-      const Stopwatch watch(timing.stage);
+      Stopwatch watch(timing.stage, device);
       stage_prefill_pages(kv_cache, staged_blocks, staged_cache, k_scale, v_scale, options);
+      watch.stop();
       kv_cache = staged_cache;  // of the query's type: its scales are applied
       k_scale = v_scale = Scale{};
     }
     {
-      const Stopwatch watch(timing.fill);
+      Stopwatch watch(timing.fill, device);
       const auto metadata = prefill.page_metadata(table, step.owners, kv_page_stride(kv_cache));
       if (metadata) {
         fill_prefill_pages(fill_args(step, group, kv_cache, *metadata), options);
@@ -106,21 +127,17 @@ void run_planned(const Step& step, bool staged, const Options& options, PathResu
         prefill.prepare_chunk(0, query, kv_cache, regions_of_group(step, group), table, step.owners,
                               options);
       }
+      watch.stop();
     }
     {
-      const Stopwatch watch(timing.attention);
+      Stopwatch watch(timing.attention, device);
       prefill.finish(query, kv_cache, output, lse, k_scale, v_scale, options);
+      watch.stop();
     }
-    if (!staged) {
-      const TensorView pages = prefill.pages();
-      const auto* data = static_cast<const int32_t*>(pages.data);
-      result.pages.emplace_back(data, data + pages.shape[0]);
-    }
+    if (!staged) result.pages.push_back(download_i32(device, prefill.pages()));
   }
-  const auto* indptr = static_cast<const int32_t*>(prefill.indptr().data);
-  const auto* last = static_cast<const int32_t*>(prefill.last_page_len().data);
   result.metadata =
-      CompactPageMetadata{{indptr, indptr + step.rows() + 1}, {last, last + step.rows()}};
+      CompactPageMetadata{download_i32(device, prefill.indptr()), download_i32(device, prefill.last_page_len())};
 }
 
 /// The backend of the planned path: it sees one group at a time.
@@ -160,15 +177,29 @@ PathResult run_path(const Step& step, Path path, DType output_dtype, const Optio
   result.output =
       result.storage->allocate_tensor(output_dtype, {step.rows(), step.heads(), step.dim()});
   result.lse = result.storage->allocate_tensor(DType::f32, {step.rows(), step.heads()});
-  const SparsePrefillArgs args = args_of(step, result.output, result.lse);
+  const std::unique_ptr<StepDevice> device = make_step_device(options.backend);
+  const bool on_host = device->device().type == DeviceType::cpu;
+  const Step on_device = step_on(step, *device);
+  const TensorView output =
+      on_host ? result.output : device->allocate(output_dtype, {step.rows(), step.heads(), step.dim()});
+  const TensorView lse = on_host ? result.lse : device->allocate(DType::f32, {step.rows(), step.heads()});
+  const int32_t no_bits = 0;
+  const TensorView status = device->upload(TensorView::contiguous(&no_bits, DType::i32, {1}));
+  const SparsePrefillArgs args = args_of(on_device, output, lse);
   Options with_status = options;
-  with_status.status = &result.status;
+  with_status.status = on_host ? &result.status : static_cast<int32_t*>(status.data);
   result.backend = choose_backend(path == Path::direct ? args : first_group(args), with_status);
   if (path == Path::direct) {
-    const Stopwatch watch(result.timing.attention);
+    Stopwatch watch(result.timing.attention, *device);
     sparse_prefill(args, with_status);
+    watch.stop();
   } else if (step.rows() > 0) {
-    run_planned(step, path == Path::staged, with_status, result);
+    run_planned(step, on_device, path == Path::staged, output, lse, *device, with_status, result);
+  }
+  if (!on_host) {
+    device->download(output, result.output.data);
+    device->download(lse, result.lse.data);
+    device->download(status, &result.status);
   }
   return result;
 }

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Builds, tests and measures everything on a machine with a GPU, in one go, and writes the evidence.
+
+    scripts/gpu_evidence.py                       build the cuda preset, then everything
+    scripts/gpu_evidence.py --prebuilt DIR        run the programs in DIR instead of building
+    scripts/gpu_evidence.py --out FILE.json       where to write; measurements/<gpu>.json by default
+
+Runs, in this order: the GPU tests; the given step files through the command line on every path;
+compute-sanitizer (memcheck, synccheck, initcheck on all small tests, racecheck on a few, since it
+slows them down a thousandfold); the benchmarks; the peer, where FlashInfer can be imported. The JSON
+holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
+Exit code 1 if a test or a sanitizer failed.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SMALL_TESTS = "-Large*:Fill.SeventyThousandRows:Stream*"
+RACE_TESTS = "Attention.ShortRowsAndManyRegions:Attention.ZeroRowsIsLegal:Plan.MissingOwnRegionEmptiesTheRow"
+
+
+def run(command, timeout, env=None):
+    """Runs a command; returns its exit code (124: too slow) and its output."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
+        return done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        return 124, (error.stdout or b"").decode(errors="replace")
+
+
+def first_line(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def build():
+    for command in (["cmake", "--preset", "cuda", "-DOCTOPAGE_BENCH=ON"], ["cmake", "--build", "build/cuda"]):
+        subprocess.run(command, check=True, cwd=ROOT)
+    return {
+        "tests": ROOT / "build/cuda/tests/cuda/octopage_cuda_tests",
+        "bench": ROOT / "build/cuda/bench/octopage_bench_gpu",
+        "cli": ROOT / "build/cuda/tools/octopage/octopage",
+    }
+
+
+def prebuilt(directory):
+    directory = pathlib.Path(directory).resolve()
+    return {"tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage"}
+
+
+def run_tests(programs):
+    code, output = run([programs["tests"], "--cases", ROOT / "tests/cases"], 600)
+    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+    failed = re.findall(r"^\[  FAILED  \] (\S+)(?: \(|$)", output, re.MULTILINE)
+    return {"exit_code": code, "passed": int(passed.group(1)) if passed else 0, "failed": sorted(set(failed)),
+            "output_end": "" if code == 0 else output[-2000:]}
+
+
+def run_cases(programs):
+    """Every given step file on every path through the command line, outputs compared by it."""
+    results, failed = 0, []
+    for path in ("direct", "planned", "staged"):
+        for case in sorted((ROOT / "tests/cases").glob("*.safetensors")):
+            code, output = run([programs["cli"], "attend", case, "--backend", "cuda-sm80", "--path", path], 60)
+            results += 1
+            if code != 0:
+                failed.append(f"{case.stem} {path}: {output.strip()[-300:]}")
+    return {"runs": results, "failed": failed}
+
+
+def run_sanitizers(programs):
+    results = {}
+    for tool, tests, timeout in (("memcheck", SMALL_TESTS, 300), ("synccheck", SMALL_TESTS, 300),
+                                 ("initcheck", SMALL_TESTS, 300), ("racecheck", RACE_TESTS, 300)):
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", programs["tests"],
+                   "--cases", ROOT / "tests/cases", f"--gtest_filter={tests}"]
+        code, output = run(command, timeout)
+        summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
+        passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+        results[tool] = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
+                         "summary": summary[-1] if summary else output[-500:]}
+    return results
+
+
+def run_benchmarks(programs, scratch):
+    out = scratch / "bench.json"
+    code, output = run([programs["bench"], f"--benchmark_out={out}", "--benchmark_out_format=json"], 600)
+    if code != 0:
+        return {"exit_code": code, "output_end": output[-2000:]}
+    report = json.loads(out.read_text())
+    rows = [{"name": b["name"].replace("/iterations:30/manual_time", ""), "median_us": b["real_time"]}
+            | {k: v for k, v in b.items() if k in ("TFLOP/s", "GB/s")}
+            for b in report["benchmarks"] if b.get("aggregate_name", "median") == "median"]
+    return {"exit_code": 0, "results": rows}
+
+
+def run_peer(scratch):
+    out = scratch / "peer.json"
+    code, output = run([sys.executable, ROOT / "bench/peers/flashinfer_fa2.py", "--out", out], 300)
+    if code != 0:
+        return {"exit_code": code, "why": output.strip()[-400:]}
+    return json.loads(out.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prebuilt")
+    parser.add_argument("--out")
+    parser.add_argument("--revision", help="where the tree is no git checkout")
+    args = parser.parse_args()
+    programs = prebuilt(args.prebuilt) if args.prebuilt else build()
+    gpu = first_line(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
+    evidence = {
+        "gpu": gpu,
+        "driver": first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).splitlines()[0],
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "revision": args.revision or first_line(["git", "rev-parse", "HEAD"]),
+        "cuda_sources_sha256": first_line(["bash", "scripts/cuda-hash.sh"]),
+        "command": "scripts/gpu_evidence.py",
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        evidence["tests"] = run_tests(programs)
+        evidence["cases"] = run_cases(programs)
+        evidence["benchmarks"] = run_benchmarks(programs, scratch)
+        evidence["peer"] = run_peer(scratch)
+        evidence["sanitizers"] = run_sanitizers(programs)
+    out = pathlib.Path(args.out) if args.out else ROOT / "measurements" / (gpu.lower().replace(" ", "-") + ".json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(evidence, indent=1) + "\n")
+    bad = [f"tests: {evidence['tests']}"] if evidence["tests"]["exit_code"] else []
+    bad += evidence["cases"]["failed"]
+    bad += [f"{tool}: {result}" for tool, result in evidence["sanitizers"].items() if result["exit_code"]]
+    print(f"{evidence['tests']['passed']} tests, {evidence['cases']['runs']} case runs, evidence in {out}")
+    for result in evidence["benchmarks"].get("results", []):
+        rate = f"{result['TFLOP/s'] / 1:.1f} TFLOP/s" if "TFLOP/s" in result else f"{result.get('GB/s', 0):.0f} GB/s"
+        print(f"{result['name']:75s} {result['median_us']:9.1f} us  {rate}")
+    print("peer:", json.dumps(evidence["peer"]))
+    for line in bad:
+        print("FAILED", line)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
