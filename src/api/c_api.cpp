@@ -433,7 +433,10 @@ octopage_status octopage_page_metadata_init(octopage_page_metadata* metadata, si
 
 octopage_status octopage_sparse_prefill(const octopage_sparse_prefill_args* args,
                                         const octopage_options* options) {
-  return guarded([&] { sparse_prefill(to_args(args), *CallOptions(options)); });
+  return guarded([&] {
+    const SparsePrefillArgs given = to_args(args);
+    sparse_prefill(given, *CallOptions(options));
+  });
 }
 
 octopage_status octopage_sparse_prefill_workspace_size(const octopage_sparse_prefill_args* args,
@@ -441,7 +444,8 @@ octopage_status octopage_sparse_prefill_workspace_size(const octopage_sparse_pre
                                                        size_t* bytes) {
   return guarded([&] {
     require("bytes", bytes);
-    *bytes = sparse_prefill_workspace_size(to_args(args), *CallOptions(options));
+    const SparsePrefillArgs given = to_args(args);
+    *bytes = sparse_prefill_workspace_size(given, *CallOptions(options));
   });
 }
 
@@ -500,7 +504,8 @@ octopage_status octopage_backend_supports(const char* backend,
     require("backend", backend);
     require("supported", supported);
     if (reason_bytes > 0) require("reason", reason);
-    const Support support = backend_supports(backend, to_args(args), *CallOptions(options));
+    const SparsePrefillArgs given = to_args(args);
+    const Support support = backend_supports(backend, given, *CallOptions(options));
     *supported = support.ok ? 1 : 0;
     write_text(support.reason, reason, reason_bytes);
   });
@@ -511,7 +516,8 @@ octopage_status octopage_choose_backend(const octopage_sparse_prefill_args* args
                                         size_t name_bytes) {
   return guarded([&] {
     require("name", name);
-    const std::string chosen = choose_backend(to_args(args), *CallOptions(options));
+    const SparsePrefillArgs given = to_args(args);
+    const std::string chosen = choose_backend(given, *CallOptions(options));
     if (name_bytes <= chosen.size()) {
       fail_argument("name_bytes = {}: must be at least {} for '{}'", name_bytes, chosen.size() + 1,
                     chosen);

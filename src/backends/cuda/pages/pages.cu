@@ -3,7 +3,6 @@
 #include <cub/block/block_scan.cuh>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/pages/launch.hpp"
@@ -65,18 +64,30 @@ struct OwnPlace {
   int32_t page = -1;
 };
 
+// What the entries of a row have in common.
+struct RowFill {
+  RequestLookup lookup;
+  const int32_t* regions;
+  int32_t* pages;
+  int32_t count;
+  uint32_t limit;  // the largest region that is valid
+  uint32_t own;    // no region where the own one is beyond i32
+  int lane;
+};
+
 // Pages of entries [base, base + 32 * kUnroll) of a row whose owner is valid; true if every entry of
 // this lane is. Step by step over all entries, so that the loads of a step are under way together.
-template <bool kFull>
-__device__ __forceinline__ bool fill_entries(const RequestLookup& lookup, const int32_t* regions, int64_t stride_entry,
-                                             int32_t base, int32_t count, uint32_t limit, int64_t own, int lane,
-                                             int32_t* pages, OwnPlace& place) {
+// kDense: a full chunk, regions and table without gaps.
+template <bool kDense>
+__device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_entry, int32_t base, OwnPlace& place) {
+  const RequestLookup& lookup = row.lookup;
   uint32_t region[kUnroll], column[kUnroll];
   int32_t block[kUnroll];
-  const auto counts = [&](int k) { return kFull || base + 32 * k + lane < count; };
-  const int32_t* from = regions + (base + lane) * stride_entry;
+  const auto counts = [&](int k) { return kDense || base + 32 * k + row.lane < row.count; };
+  const int64_t stride = kDense ? 1 : stride_entry;
+  const int32_t* from = row.regions + (base + row.lane) * stride;
 #pragma unroll
-  for (int k = 0; k < kUnroll; ++k) region[k] = counts(k) ? static_cast<uint32_t>(from[32 * k * stride_entry]) : 0u;
+  for (int k = 0; k < kUnroll; ++k) region[k] = counts(k) ? static_cast<uint32_t>(from[32 * k * stride]) : 0u;
   if ((lookup.regions_per_block & (lookup.regions_per_block - 1)) == 0) {
     const int shift = 31 - __clz(static_cast<int>(lookup.regions_per_block));
 #pragma unroll
@@ -88,27 +99,39 @@ __device__ __forceinline__ bool fill_entries(const RequestLookup& lookup, const 
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k) {
     // Negative ids are large here, and fail the first comparison.
-    const bool inside = region[k] <= limit && column[k] < lookup.columns;
-    block[k] = inside ? lookup.blocks[column[k] * lookup.stride_block] : -1;
+    const bool inside = region[k] <= row.limit && column[k] < lookup.columns;
+    block[k] = inside ? lookup.blocks[column[k] * (kDense ? 1 : lookup.stride_block)] : -1;
   }
-  bool all_valid = true;
+  bool all_valid = true, has_own = false;
 #pragma unroll
   for (int k = 0; k < kUnroll; ++k) {
     const int64_t page = page_of_block(lookup, block[k], region[k], column[k]);
     const bool valid = static_cast<uint32_t>(block[k]) < lookup.block_count && page <= INT32_MAX;
     all_valid &= valid || !counts(k);
+    has_own |= valid && counts(k) && region[k] == row.own;
     block[k] = valid ? static_cast<int32_t>(page) : -1;
-    const uint32_t owners = __ballot_sync(~0u, valid && counts(k) && region[k] == own);
-    if (owners != 0 && place.entry == INT32_MAX) {
-      const int source = __ffs(static_cast<int>(owners)) - 1;
-      place.entry = base + 32 * k + source;
-      place.page = __shfl_sync(~0u, block[k], source);
+  }
+  if (place.entry == INT32_MAX && __any_sync(~0u, has_own)) {
+#pragma unroll
+    for (int k = kUnroll - 1; k >= 0; --k) {  // the first of several wins
+      const uint32_t owners = __ballot_sync(~0u, block[k] >= 0 && counts(k) && region[k] == row.own);
+      if (owners != 0) {
+        const int source = __ffs(static_cast<int>(owners)) - 1;
+        place.entry = base + 32 * k + source;
+        place.page = __shfl_sync(~0u, block[k], source);
+      }
     }
   }
+  if (kDense && (place.entry < base || place.entry >= base + 32 * kUnroll)) {
+    int32_t* to = row.pages + base + row.lane - (place.entry < base ? 1 : 0);
 #pragma unroll
-  for (int k = 0; k < kUnroll; ++k) {
-    const int32_t entry = base + 32 * k + lane;
-    if (counts(k) && entry != place.entry) pages[entry - (entry > place.entry ? 1 : 0)] = block[k];
+    for (int k = 0; k < kUnroll; ++k) to[32 * k] = block[k];
+  } else {
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const int32_t entry = base + 32 * k + row.lane;
+      if (counts(k) && entry != place.entry) row.pages[entry - (entry > place.entry ? 1 : 0)] = block[k];
+    }
   }
   return all_valid;
 }
@@ -141,18 +164,20 @@ __device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
   OwnPlace place;
   bool all_valid = owner_valid;
   if (owner_valid) {
-    const RequestLookup lookup = request_lookup(p.table, p.geometry, owner);
+    RowFill fill = {.lookup = request_lookup(p.table, p.geometry, owner),
+                    .regions = regions,
+                    .pages = pages,
+                    .count = count,
+                    .limit = static_cast<uint32_t>(limit),
+                    .own = own >= 0 && own <= INT32_MAX ? static_cast<uint32_t>(own) : UINT32_MAX,
+                    .lane = lane};
+    // NOTE: without this the compiler computes the addresses from the parameters at every use.
+    asm volatile("" : "+l"(fill.lookup.blocks), "+l"(fill.regions), "+l"(fill.pages));
+    const bool dense = p.stride_regions_entry == 1 && p.table.stride_block == 1;
     for (int32_t base = 0; base < count; base += 32 * kUnroll) {
-      const auto fill = [&](auto full, int64_t stride) {
-        all_valid &= fill_entries<full()>(lookup, regions, stride, base, count, static_cast<uint32_t>(limit), own, lane,
-                                          pages, place);
-      };
-      const bool full = base + 32 * kUnroll <= count;
-      if (full && p.stride_regions_entry == 1) {
-        fill(std::true_type(), 1);
-      } else {
-        fill(std::false_type(), p.stride_regions_entry);
-      }
+      all_valid &= dense && base + 32 * kUnroll <= count
+                       ? fill_entries<true>(fill, 1, base, place)
+                       : fill_entries<false>(fill, p.stride_regions_entry, base, place);
     }
   }
   int32_t status = 0;
