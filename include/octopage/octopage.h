@@ -3,8 +3,9 @@
  * Conventions that hold for every function here:
  *
  *   - A call returns OCTOPAGE_OK, or the reason why it failed; octopage_last_error() then says
- *     which argument broke which rule with which value. A failed call has left what it writes
- *     through its pointers as it was. Nothing is ever thrown, printed or aborted.
+ *     which argument broke which rule with which value. A call that is refused has left what it
+ *     writes through its pointers as it was; after OCTOPAGE_DEVICE_ERROR, OCTOPAGE_OUT_OF_MEMORY or
+ *     OCTOPAGE_INTERNAL tensors may be half written. Nothing is ever thrown, printed or aborted.
  *   - Pointers must not be null unless "may be null" is said; a null one is
  *     OCTOPAGE_INVALID_ARGUMENT and named in the message.
  *   - Every struct begins with `struct_size`, which the struct's `_init` function sets. A size

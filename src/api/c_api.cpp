@@ -28,7 +28,7 @@ namespace octopage {
 namespace {
 
 // One numbering on both sides, so that conversions are casts.
-constexpr bool same(octopage_status c, ErrorCode cpp) {
+constexpr bool same(auto c, auto cpp) {
   return static_cast<int32_t>(c) == static_cast<int32_t>(cpp);
 }
 static_assert(same(OCTOPAGE_INVALID_ARGUMENT, ErrorCode::invalid_argument));
@@ -39,27 +39,18 @@ static_assert(same(OCTOPAGE_OUT_OF_MEMORY, ErrorCode::out_of_memory));
 static_assert(same(OCTOPAGE_DEVICE_ERROR, ErrorCode::device_error));
 static_assert(same(OCTOPAGE_BAD_FILE, ErrorCode::bad_file));
 static_assert(same(OCTOPAGE_INTERNAL, ErrorCode::internal));
-
-constexpr bool same(octopage_dtype c, DType cpp) {
-  return static_cast<int32_t>(c) == static_cast<int32_t>(cpp);
-}
 static_assert(same(OCTOPAGE_BF16, DType::bf16) && same(OCTOPAGE_F16, DType::f16));
 static_assert(same(OCTOPAGE_F32, DType::f32) && same(OCTOPAGE_F8_E4M3FN, DType::f8_e4m3fn));
 static_assert(same(OCTOPAGE_U8, DType::u8) && same(OCTOPAGE_I32, DType::i32));
 static_assert(same(OCTOPAGE_I64, DType::i64));
-
-constexpr bool same(int c, int cpp) {
-  return c == cpp;
-}
-static_assert(same(OCTOPAGE_CPU, static_cast<int>(DeviceType::cpu)));
-static_assert(same(OCTOPAGE_CUDA, static_cast<int>(DeviceType::cuda)));
+static_assert(same(OCTOPAGE_CPU, DeviceType::cpu) && same(OCTOPAGE_CUDA, DeviceType::cuda));
 static_assert(same(OCTOPAGE_STATUS_REGION, status_region));
 static_assert(same(OCTOPAGE_STATUS_OWNER, status_owner));
 static_assert(same(OCTOPAGE_STATUS_TABLE, status_table));
 static_assert(same(OCTOPAGE_STATUS_RANGE_CUT, status_range_cut));
-static_assert(same(OCTOPAGE_SCALE_ABSENT, static_cast<int>(Scale::Kind::absent)));
-static_assert(same(OCTOPAGE_SCALE_VALUE, static_cast<int>(Scale::Kind::value)));
-static_assert(same(OCTOPAGE_SCALE_POINTER, static_cast<int>(Scale::Kind::pointer)));
+static_assert(same(OCTOPAGE_SCALE_ABSENT, Scale::Kind::absent));
+static_assert(same(OCTOPAGE_SCALE_VALUE, Scale::Kind::value));
+static_assert(same(OCTOPAGE_SCALE_POINTER, Scale::Kind::pointer));
 static_assert(OCTOPAGE_MAX_RANK == kMaxRank);
 
 // --- Errors

@@ -67,11 +67,13 @@ int32_t fill_row(const FillParams& p, int64_t row) {
   const int64_t limit = p.positions != nullptr ? own : std::numeric_limits<int32_t>::max();
   int32_t status = 0;
   int64_t own_page = -1;
+  bool own_listed = p.positions == nullptr;  // without positions no region can be missing
   int64_t written = 0;
   for (int64_t entry = 0; entry < count; ++entry) {
     const int64_t region = regions[entry * p.stride_regions_entry];
     const PageLookup page = page_of_region(p.table, p.geometry, owner, region, limit);
     status |= page.fault;
+    own_listed |= region == own;
     // The first valid own region waits for the last place; everything else keeps its order.
     if (page.fault == 0 && region == own && own_page < 0) {
       own_page = page.page;
@@ -85,7 +87,8 @@ int32_t fill_row(const FillParams& p, int64_t row) {
   if (own_page >= 0 && own_page <= std::numeric_limits<int32_t>::max()) {
     pages[count - 1] = static_cast<int32_t>(own_page);
   } else {
-    status |= own_page < 0 ? status_region : status_table;
+    if (!own_listed) status |= status_region;
+    if (own_page >= 0) status |= status_table;  // its number does not fit i32
     std::fill(pages, pages + count, -1);
   }
   // A range longer than the selection (a caller's own indptr) holds no more pages.

@@ -335,14 +335,15 @@ void LoadQuery(const TileJob& job, int64_t first_row, int64_t rows, size_t width
   }
 }
 
-// out = O / sum * v_scale, lse = largest + log(sum); a row that saw no token gives 0 and -inf.
-void StoreRows(const TileJob& job, int64_t first_row, int64_t rows, size_t width, const float* sums,
-               const float* largest, const float* normaliser) {
+// out = O / sum * v_scale, lse = largest + log(sum); a row that saw no token gives 0 and -inf. One
+// that saw tokens and has a sum of 0 (all scores -inf) gives NaN, as the formula does.
+void StoreRows(const TileJob& job, int64_t first_row, int64_t rows, size_t width, const bool* seen,
+               const float* sums, const float* largest, const float* normaliser) {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t row = job.row_ids[first_row + r];
     for (int64_t h = 0; h < job.heads; ++h) {
       const int64_t lane = r * job.heads + h;
-      const bool empty = normaliser[lane] == 0.0f;
+      const bool empty = !seen[first_row + r];
       const auto factor = static_cast<float>(empty ? 0.0 : job.v_scale / static_cast<double>(normaliser[lane]));
       const int64_t to = row * job.stride_output_row + h * job.stride_output_head;
       const float* sum = sums + lane;
@@ -356,14 +357,14 @@ void StoreRows(const TileJob& job, int64_t first_row, int64_t rows, size_t width
       }
       if (job.lse != nullptr) {
         job.lse[row * job.stride_lse_row + h * job.stride_lse_head] =
-            empty ? -kInfinity : largest[lane] + std::log(normaliser[lane]);
+            empty ? -kInfinity : normaliser[lane] == 0.0f ? NAN : largest[lane] + std::log(normaliser[lane]);
       }
     }
   }
 }
 
 // Converts pages [begin, end) of the tile and notes what each row sees of them.
-void LoadChunk(const TileJob& job, int64_t begin, int64_t end, bool* nonfinite) {
+void LoadChunk(const TileJob& job, int64_t begin, int64_t end, bool* nonfinite, bool* seen) {
   const TileScratch& s = job.scratch;
   std::fill_n(s.visible, kChunkPages * kMaxTileRows, uint8_t{0});
   for (int64_t p = begin; p < end; ++p) {
@@ -374,6 +375,7 @@ void LoadChunk(const TileJob& job, int64_t begin, int64_t end, bool* nonfinite) 
       uint8_t& row = visible[PageKey::row(job.keys[i])];
       row = std::max(row, static_cast<uint8_t>(PageKey::visible(job.keys[i])));
       most = std::max<int64_t>(most, row);
+      seen[PageKey::row(job.keys[i])] = true;
     }
     const int64_t slot = (p - begin) * kPageTokens * kTokenStride;
     nonfinite[p - begin] = ConvertPage(job, page.offset, most, s.k + slot, s.v + slot);
@@ -420,10 +422,11 @@ void AttendTile(const TileJob& job) {
 
   HWY_ALIGN float limits[kChunkPages * kLanes];
   bool nonfinite[kChunkPages];
+  bool seen[kMaxTileRows] = {};
   PackPage pages[kChunkPages];
   for (int64_t begin = 0; begin < job.page_count; begin += kChunkPages) {
     const int64_t end = std::min(job.page_count, begin + kChunkPages);
-    LoadChunk(job, begin, end, nonfinite);
+    LoadChunk(job, begin, end, nonfinite, seen);
     Prefetcher prefetcher(job, end, std::min(job.page_count, end + kChunkPages));
     for (int64_t i = 0; i < packs; ++i) {
       const int64_t count = PagesOfPack(job, end - begin, i * pack.rows, rows_of(i), nonfinite, limits, pages);
@@ -437,7 +440,7 @@ void AttendTile(const TileJob& job) {
   }
   for (int64_t i = 0; i < packs; ++i) {
     const size_t at = static_cast<size_t>(i);
-    StoreRows(job, i * pack.rows, rows_of(i), width, s.sums + at * pack_elements, s.largest + at * width,
+    StoreRows(job, i * pack.rows, rows_of(i), width, seen, s.sums + at * pack_elements, s.largest + at * width,
               s.normaliser + at * width);
   }
 }

@@ -250,6 +250,7 @@ struct WarpState {
   float sums[Traits::kDim / 8][4];  // O, n tile 8j+i = dims 64j + 8 column + i
   float largest[2];                 // running maximum of the scaled scores, in units of log2
   float normaliser[2];              // sum of this lane's rounded probabilities
+  bool seen;                        // a token was visible
 };
 
 /// S = Q K^T of one stage: [16, D] x [16, D]^T -> [16, 16], page j in scores[j].
@@ -385,7 +386,9 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
   auto* largest = reinterpret_cast<float*>(shared);       // [warps, 16]
   float* normaliser = largest + warps * kHeadsOfTile;     // [warps, 16]
   float* sums = normaliser + warps * kHeadsOfTile;        // [warps, 16, kSumRow]
+  auto* seen = reinterpret_cast<int32_t*>(sums + warps * kHeadsOfTile * kSumRow);  // [warps]
   __syncthreads();  // the rings are free
+  if (lane == 0) seen[warp] = state.seen ? 1 : 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     state.normaliser[half] += __shfl_xor_sync(~0u, state.normaliser[half], 1);
@@ -409,6 +412,9 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
   __syncthreads();
   const float v_scale = p.v_scale != nullptr ? *p.v_scale : 1.0f;
   const typename Traits::Query tag = {};
+  // A row without a token gives 0; one whose scores are all -inf gives NaN, as the formula does.
+  bool empty = true;
+  for (int w = 0; w < warps; ++w) empty = empty && seen[w] == 0;
   constexpr int kQuads = Traits::kDim / 4;
   for (int at = threadIdx.x; at < heads * kQuads; at += blockDim.x) {
     const int head = at / kQuads, dim = at % kQuads * 4;
@@ -427,7 +433,6 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
       sum.z += part.z * weight;
       sum.w += part.w * weight;
     }
-    const bool empty = total == 0.0f;
     const float factor = empty ? 0.0f : p.output_scale * v_scale / total;
     const float values[4] = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
     const int64_t to = row * p.stride_output_row + (first_head + head) * p.stride_output_head + dim;
@@ -450,7 +455,7 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
     }
     if (p.lse != nullptr && dim == 0) {
       p.lse[row * p.stride_lse_row + (first_head + head) * p.stride_lse_head] =
-          empty ? -INFINITY : (top + log2f(total)) * kLn2;
+          empty ? -INFINITY : total == 0.0f ? NAN : (top + log2f(total)) * kLn2;
     }
   }
 }
@@ -507,6 +512,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
   }
   state.largest[0] = state.largest[1] = -INFINITY;
   state.normaliser[0] = state.normaliser[1] = 0.0f;
+  state.seen = false;
 
   const CopyLane<Traits> copy_lane(p, lane);
   Entry current[2], coming[2];
@@ -532,6 +538,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
     const char* stage = ring + (step % kStages) * Traits::kStageBytes;
     float scores[2][4];
     uint32_t probabilities[4];
+    state.seen |= current[0].tokens > 0 || current[1].tokens > 0;
     stage_scores<Traits>(stage, query, shared_query, lane, scores);
     stage_softmax<Traits>(current, scale_log2, lane, scores, state, probabilities);
     stage_values<Traits>(stage, probabilities, lane, state);

@@ -82,10 +82,11 @@ struct PagedTraits {
     const int merge = merge_bytes(warps);
     return (rings > merge ? rings : merge) + kQueryFragmentBytes;
   }
-  /// Merge: maxima and normalisers [warps, 16], then sums [warps, 16, kDim + 4] f32.
+  /// Merge: maxima and normalisers [warps, 16], then sums [warps, 16, kDim + 4] f32, then whether
+  /// each warp saw a token.
   static constexpr int kSumRow = kDim + 4;
   static constexpr int merge_bytes(int warps) {
-    return warps * kHeadsOfTile * (2 + kSumRow) * static_cast<int>(sizeof(float));
+    return warps * (kHeadsOfTile * (2 + kSumRow) + 1) * static_cast<int>(sizeof(float));
   }
 };
 

@@ -185,9 +185,13 @@ __device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
   if (place.entry != INT32_MAX) {
     if (lane == 0) pages[count - 1] = place.page;
   } else {
-    status |= status_region;
+    bool own_listed = p.positions == nullptr;  // without positions no region can be missing
     __syncwarp();
-    for (int32_t at = lane; at < count; at += 32) pages[at] = -1;
+    for (int32_t at = lane; at < count; at += 32) {
+      own_listed |= regions[at * p.stride_regions_entry] == own;
+      pages[at] = -1;
+    }
+    if (!__any_sync(~0u, own_listed)) status |= status_region;
   }
   for (int32_t at = count + lane; at < end - begin; at += 32) pages[at] = -1;
   return status;
