@@ -789,6 +789,15 @@ TEST(HostileLayouts, StridesOfEveryTensor) {
           expect_call(outcome, args_of(step), Bounds::exact(), what);
           // Layout is no part of the computation: the bits are those of contiguous tensors.
           expect_same_bits(outcome, run(step, backend), what);
+          Step foreign = step;
+          foreign.query = s.args.query;
+          foreign.kv_cache = s.args.kv_cache;
+          foreign.regions = s.args.regions;
+          foreign.owners = s.args.owners;
+          foreign.block_table = s.args.block_table;
+          const Outcome planned = run_planned(foreign, backend);
+          EXPECT_EQ(planned.status, 0) << what;
+          expect_same_bits(planned, run_planned(step, backend), what + ", planned");
         }
       }
     }

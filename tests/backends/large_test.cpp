@@ -101,6 +101,17 @@ void expect_served(const SparsePrefillArgs& args, const Mapping& mapping, const 
     const Outcome outcome = run(args, on(backend));
     EXPECT_EQ(outcome.status, 0) << what;
     ASSERT_NO_FATAL_FAILURE(expect_call(outcome, args, Bounds::exact(), std::string(backend) + ", " + what));
+    Step step;
+    step.query = args.query;
+    step.kv_cache = args.kv_cache;
+    step.block_table = args.block_table;
+    step.owners = args.owners;
+    step.positions = args.positions;
+    step.regions = args.regions;
+    step.scale = args.scale;
+    const Outcome planned = run_planned(step, backend);
+    EXPECT_EQ(planned.status, 0) << what << ", planned";
+    ASSERT_NO_FATAL_FAILURE(expect_call(planned, args, Bounds::exact(), std::string(backend) + " planned, " + what));
     double norm = 0;
     for (int64_t d = 0; d < kDim; ++d) norm += std::fabs(outcome.at(0, 0, d));
     EXPECT_GT(norm, 1.0) << what << ": zeros were read, which a mapping holds where nothing was written";
@@ -171,7 +182,7 @@ TEST(Large, TokensFarApart) {
   rows.positions.assign(SmallRows::kRows, 14);
   for (int64_t row = 0; row < SmallRows::kRows; ++row) {
     int32_t* entries = rows.regions.data() + row * SmallRows::kEntries;
-    entries[0] = 1, entries[1] = 0, entries[2] = entries[3] = INT_MIN;  // two count
+    entries[0] = 0, entries[1] = 1, entries[2] = entries[3] = INT_MIN;  // two count
   }
   expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 1})), mapping, "tokens");
 }
