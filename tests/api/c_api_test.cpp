@@ -233,6 +233,41 @@ TEST(CApi, WorkspaceSizeAndBackendChoiceAreThoseOfTheCppApi) {
   }
 }
 
+TEST(CApi, OptionsReachTheLibrary) {
+  Call call;
+  std::vector<float> output(call.output_data.size()), lse(call.lse_data.size());
+  // On the CPU tiles of one row and fewer threads need less scratch: sizes tell the options apart.
+  std::vector<size_t> sizes;
+  for (const int32_t threads : {1, 3}) {
+    for (const int32_t invariant : {0, 1}) {
+      octopage_options options = default_options();
+      options.backend = "cpu";
+      options.threads = threads;
+      options.batch_invariant = invariant;
+      size_t bytes = 0;
+      ASSERT_EQ(octopage_sparse_prefill_workspace_size(&call.args, &options, &bytes), OCTOPAGE_OK);
+      Options cpp_options;
+      cpp_options.backend = "cpu";
+      cpp_options.threads = threads;
+      cpp_options.batch_invariant = invariant != 0;
+      EXPECT_EQ(bytes, sparse_prefill_workspace_size(call.cpp(&output, &lse), cpp_options));
+      for (const size_t other : sizes) EXPECT_NE(bytes, other);
+      sizes.push_back(bytes);
+    }
+  }
+  std::vector<unsigned char> workspace(sizes[0]);
+  octopage_options options = default_options();
+  options.backend = "cpu";
+  options.threads = 1;
+  options.workspace = workspace.data();
+  options.workspace_bytes = workspace.size() - 1;
+  EXPECT_EQ(octopage_sparse_prefill(&call.args, &options), OCTOPAGE_INVALID_ARGUMENT);
+  EXPECT_TRUE(mentions({"workspace", std::to_string(sizes[0]), std::to_string(sizes[0] - 1)}));
+  EXPECT_TRUE(call.outputs_untouched());
+  options.workspace_bytes = workspace.size();
+  EXPECT_EQ(octopage_sparse_prefill(&call.args, &options), OCTOPAGE_OK) << octopage_last_error();
+}
+
 // --- Codes and messages
 
 TEST(CApiErrors, EachCodeWithItsMessage) {
