@@ -40,9 +40,18 @@ struct Call {
   std::vector<float> output;
   SparsePrefillArgs args;
   explicit Call(int64_t heads = 2)
-      : step(make_synthetic_step({.rows = 4, .requests = 1, .context = 60, .groups = 1, .heads = heads, .dim = 64,
-                                  .region_count = 4, .block_size = 8, .local_regions = 1, .seed = 2})),
-        output(static_cast<size_t>(step.query.size())), args(args_of(step)) {
+      : step(make_synthetic_step({.rows = 4,
+                                  .requests = 1,
+                                  .context = 60,
+                                  .groups = 1,
+                                  .heads = heads,
+                                  .dim = 64,
+                                  .region_count = 4,
+                                  .block_size = 8,
+                                  .local_regions = 1,
+                                  .seed = 2})),
+        output(static_cast<size_t>(step.query.size())),
+        args(args_of(step)) {
     args.output = TensorView::contiguous(output.data(), DType::f32, {4, heads, 64});
   }
 };
@@ -56,9 +65,11 @@ TEST(Backends, TheListNamesEachOnceAndByPriority) {
     EXPECT_LE(info.priority, before) << info.name;
     before = info.priority;
     EXPECT_FALSE(info.description.empty()) << info.name;
-    EXPECT_EQ(info.available, info.reason.empty()) << info.name << ": a reason, and only where it is missing";
+    EXPECT_EQ(info.available, info.reason.empty())
+        << info.name << ": a reason, and only where it is missing";
   }
-  for (const char* name : {"reference", "cpu", "cuda-sm80", "cuda-sm90a"}) EXPECT_TRUE(names.contains(name)) << name;
+  for (const char* name : {"reference", "cpu", "cuda-sm80", "cuda-sm90a"})
+    EXPECT_TRUE(names.contains(name)) << name;
   for (const BackendInfo& info : all) {
     if (info.name == "cpu" || info.name == "reference") {
       EXPECT_TRUE(info.available) << info.reason;
@@ -109,9 +120,10 @@ TEST(Backends, TheEnvironmentForces) {
   }
   const Environment wrong("fastest");
   expect_error([&] { choose_backend(call.args); }, ErrorCode::invalid_argument,
-               {"OCTOPAGE_BACKEND", "fastest", "cpu", "reference"}, "unknown name in the environment");
-  expect_error([&] { sparse_prefill(call.args); }, ErrorCode::invalid_argument, {"OCTOPAGE_BACKEND", "fastest"},
-               "the call itself");
+               {"OCTOPAGE_BACKEND", "fastest", "cpu", "reference"},
+               "unknown name in the environment");
+  expect_error([&] { sparse_prefill(call.args); }, ErrorCode::invalid_argument,
+               {"OCTOPAGE_BACKEND", "fastest"}, "the call itself");
   EXPECT_NO_THROW(sparse_prefill(call.args, {.backend = "cpu"}));
 }
 
@@ -120,11 +132,14 @@ TEST(Backends, UnknownNamesAreRefusedWithTheKnownOnes) {
   for (const char* name : {"CPU", "cpu ", "gpu", "ref"}) {
     const Options options{.backend = name};
     expect_error([&] { sparse_prefill(call.args, options); }, ErrorCode::invalid_argument,
-                 {"options.backend", std::string("'") + name + "'", "reference", "cuda-sm80"}, name);
-    expect_error([&] { choose_backend(call.args, options); }, ErrorCode::invalid_argument, {name}, name);
-    expect_error([&] { sparse_prefill_workspace_size(call.args, options); }, ErrorCode::invalid_argument, {name}, name);
-    expect_error([&] { backend_supports(name, call.args); }, ErrorCode::invalid_argument, {"backend", name, "cpu"},
+                 {"options.backend", std::string("'") + name + "'", "reference", "cuda-sm80"},
                  name);
+    expect_error([&] { choose_backend(call.args, options); }, ErrorCode::invalid_argument, {name},
+                 name);
+    expect_error([&] { sparse_prefill_workspace_size(call.args, options); },
+                 ErrorCode::invalid_argument, {name}, name);
+    expect_error([&] { backend_supports(name, call.args); }, ErrorCode::invalid_argument,
+                 {"backend", name, "cpu"}, name);
   }
 }
 
@@ -138,7 +153,8 @@ TEST(Backends, AForcedBackendIsNeverReplaced) {
     SparsePrefillArgs args = call.args;
     args.output.data = output.data();
     const Options options{.backend = info.name};
-    expect_error([&] { sparse_prefill(args, options); }, ErrorCode::unsupported, {info.name}, info.name);
+    expect_error([&] { sparse_prefill(args, options); }, ErrorCode::unsupported, {info.name},
+                 info.name);
     EXPECT_TRUE(output.untouched()) << info.name;
     const Support support = backend_supports(info.name, args);
     EXPECT_FALSE(support.ok);
@@ -148,8 +164,8 @@ TEST(Backends, AForcedBackendIsNeverReplaced) {
     }
   }
   const Environment forced("cuda-sm80");
-  expect_error([&] { sparse_prefill(call.args); }, ErrorCode::unsupported, {"OCTOPAGE_BACKEND", "cuda-sm80"},
-               "forced by the environment");
+  expect_error([&] { sparse_prefill(call.args); }, ErrorCode::unsupported,
+               {"OCTOPAGE_BACKEND", "cuda-sm80"}, "forced by the environment");
 }
 
 TEST(Backends, SupportsTellsWhy) {
@@ -177,8 +193,8 @@ TEST(Backends, SupportsTellsWhy) {
     // Arguments that break a rule of their own are an error, not a "no".
     SparsePrefillArgs broken = call.args;
     broken.owners.dtype = DType::i64;
-    expect_error([&] { backend_supports(backend, broken); }, ErrorCode::invalid_argument, {"owners", "i32", "i64"},
-                 backend);
+    expect_error([&] { backend_supports(backend, broken); }, ErrorCode::invalid_argument,
+                 {"owners", "i32", "i64"}, backend);
   }
 }
 
@@ -186,8 +202,8 @@ TEST(Backends, NothingServesTensorsOfAnAbsentDevice) {
   const Environment none(nullptr);
   const Call call;
   SparsePrefillArgs args = call.args;
-  for (TensorView* tensor : {&args.query, &args.kv_cache, &args.block_table, &args.owners, &args.positions,
-                             &args.regions, &args.output}) {
+  for (TensorView* tensor : {&args.query, &args.kv_cache, &args.block_table, &args.owners,
+                             &args.positions, &args.regions, &args.output}) {
     tensor->device = {DeviceType::cuda, 0};
   }
   for (const char* backend : kBackends) {
@@ -195,7 +211,8 @@ TEST(Backends, NothingServesTensorsOfAnAbsentDevice) {
                  {backend, "cpu tensors", "cuda:0"}, backend);
   }
 #if !OCTOPAGE_HAS_CUDA
-  expect_error([&] { choose_backend(args); }, ErrorCode::unsupported, {"cpu", "reference", "cuda:0"}, "by priority");
+  expect_error([&] { choose_backend(args); }, ErrorCode::unsupported,
+               {"cpu", "reference", "cuda:0"}, "by priority");
 #endif
 }
 

@@ -7,7 +7,9 @@
 namespace octopage::test {
 namespace {
 
-Rows rows_of(std::vector<int32_t> start, std::vector<int32_t> lens) { return rows_from_query_start_loc(start, lens); }
+Rows rows_of(std::vector<int32_t> start, std::vector<int32_t> lens) {
+  return rows_from_query_start_loc(start, lens);
+}
 
 TEST(Rows, LastTokensOfEachRequest) {
   // Three rows of a request of ten tokens, none of one of five, two of a fresh one.
@@ -30,8 +32,16 @@ TEST(Rows, LongestRequest) {
 
 TEST(Rows, FeedsACall) {
   // Owners and positions of a synthetic step, whose rows are the last tokens of its requests.
-  Step step = make_synthetic_step({.rows = 7, .requests = 3, .context = 40, .groups = 1, .heads = 2, .dim = 64,
-                                   .region_count = 3, .block_size = 8, .local_regions = 1, .seed = 3});
+  Step step = make_synthetic_step({.rows = 7,
+                                   .requests = 3,
+                                   .context = 40,
+                                   .groups = 1,
+                                   .heads = 2,
+                                   .dim = 64,
+                                   .region_count = 3,
+                                   .block_size = 8,
+                                   .local_regions = 1,
+                                   .seed = 3});
   const Rows rows = rows_of({0, 3, 5, 7}, {40, 40, 40});
   ASSERT_EQ(rows.owners.size(), 7u);
   for (int64_t row = 0; row < 7; ++row) {
@@ -48,7 +58,10 @@ TEST(Rows, BrokenBatchesAreRefused) {
   };
   const Case cases[] = {
       {"falling", {0, 5, 3}, {9, 9}, {"query_start_loc[2]", "3", "query_start_loc[1]", "5"}},
-      {"falling from INT_MAX", {0, INT_MAX, INT_MIN}, {INT_MAX, 1}, {"query_start_loc[2]", "-2147483648"}},
+      {"falling from INT_MAX",
+       {0, INT_MAX, INT_MIN},
+       {INT_MAX, 1},
+       {"query_start_loc[2]", "-2147483648"}},
       {"negative", {0, -1}, {4}, {"query_start_loc[1]", "-1"}},
       {"too short", {0, 4, 9}, {4, 4}, {"seq_lens[1]", "4", "5 rows"}},
       {"negative length", {0, 0}, {-1}, {"seq_lens[0]", "-1"}},

@@ -12,8 +12,18 @@ namespace {
 constexpr int32_t kNanPattern = 0x7fc00000;
 
 SyntheticSpec spec_of(int64_t groups) {
-  return {.rows = 9, .requests = 2, .context = 200, .groups = groups, .heads = 2 * groups, .dim = 64,
-          .region_count = 7, .block_size = 16, .keep = 0.7, .sink_regions = 1, .local_regions = 1, .seed = 5};
+  return {.rows = 9,
+          .requests = 2,
+          .context = 200,
+          .groups = groups,
+          .heads = 2 * groups,
+          .dim = 64,
+          .region_count = 7,
+          .block_size = 16,
+          .keep = 0.7,
+          .sink_regions = 1,
+          .local_regions = 1,
+          .seed = 5};
 }
 
 struct Strict {
@@ -27,7 +37,8 @@ struct Strict {
 Strict call(const SparsePrefillArgs& given, const char* backend) {
   SparsePrefillArgs args = given;
   const auto& shape = args.query.shape;
-  Fenced output(static_cast<size_t>(args.query.size()) * 4), lse(static_cast<size_t>(shape[0] * shape[1]) * 4);
+  Fenced output(static_cast<size_t>(args.query.size()) * 4),
+      lse(static_cast<size_t>(shape[0] * shape[1]) * 4);
   args.output = TensorView::contiguous(output.data(), DType::f32, {shape[0], shape[1], shape[2]});
   args.lse = TensorView::contiguous(lse.data(), DType::f32, {shape[0], shape[1]});
   Strict result;
@@ -65,32 +76,75 @@ TEST(Strict, EachFaultNamesRowEntryAndValue) {
   const auto blocks = std::to_string(first.kv_cache.shape[0] - 1);
   const auto own = std::to_string(position_of(first, 6) / 8);
   const Case cases[] = {
-      {"negative region", 1, [](Step& s) { region_of(s, 6, 0, 3) = -4; }, {"row 6", "entry 3", "-4", own}, {"group"}},
-      {"INT_MIN", 1, [](Step& s) { region_of(s, 6, 0, 0) = INT_MIN; }, {"row 6", "entry 0", "-2147483648"}, {}},
-      {"INT_MAX", 1, [](Step& s) { region_of(s, 6, 0, 6) = INT_MAX; }, {"row 6", "entry 6", "2147483647"}, {}},
-      {"NaN pattern", 1, [](Step& s) { region_of(s, 8, 0, 1) = kNanPattern; }, {"row 8", "entry 1", "2143289344"}, {}},
-      {"one past", 1, [](Step& s) { region_of(s, 6, 0, 2) = position_of(s, 6) / 8 + 1; },
-       {"row 6", "entry 2", std::to_string(std::stol(own) + 1), own}, {}},
-      {"with groups", 2, [](Step& s) { region_of(s, 6, 1, 3) = -4; }, {"row 6", "group 1", "entry 3", "-4"}, {}},
-      {"owner too large", 1, [](Step& s) { owner_of(s, 4) = 2; }, {"owners", "row 4", "2", "0 .. 1"}, {}},
+      {"negative region",
+       1,
+       [](Step& s) { region_of(s, 6, 0, 3) = -4; },
+       {"row 6", "entry 3", "-4", own},
+       {"group"}},
+      {"INT_MIN",
+       1,
+       [](Step& s) { region_of(s, 6, 0, 0) = INT_MIN; },
+       {"row 6", "entry 0", "-2147483648"},
+       {}},
+      {"INT_MAX",
+       1,
+       [](Step& s) { region_of(s, 6, 0, 6) = INT_MAX; },
+       {"row 6", "entry 6", "2147483647"},
+       {}},
+      {"NaN pattern",
+       1,
+       [](Step& s) { region_of(s, 8, 0, 1) = kNanPattern; },
+       {"row 8", "entry 1", "2143289344"},
+       {}},
+      {"one past",
+       1,
+       [](Step& s) { region_of(s, 6, 0, 2) = position_of(s, 6) / 8 + 1; },
+       {"row 6", "entry 2", std::to_string(std::stol(own) + 1), own},
+       {}},
+      {"with groups",
+       2,
+       [](Step& s) { region_of(s, 6, 1, 3) = -4; },
+       {"row 6", "group 1", "entry 3", "-4"},
+       {}},
+      {"owner too large",
+       1,
+       [](Step& s) { owner_of(s, 4) = 2; },
+       {"owners", "row 4", "2", "0 .. 1"},
+       {}},
       {"owner negative", 1, [](Step& s) { owner_of(s, 0) = -3; }, {"owners", "row 0", "-3"}, {}},
-      {"table entry negative", 1, [](Step& s) { table_of(s, 0, 0) = -7; },
-       {"row 0", "entry 0", "= 0", "block_table", "request 0", "column 0", "-7", blocks}, {}},
-      {"table entry too large", 1, [](Step& s) { table_of(s, 1, 0) = static_cast<int32_t>(s.kv_cache.shape[0]); },
-       {"row 5", "entry 0", "block_table", "request 1", "column 0", std::to_string(std::stol(blocks) + 1)}, {}},
-      {"column past the table", 1,
+      {"table entry negative",
+       1,
+       [](Step& s) { table_of(s, 0, 0) = -7; },
+       {"row 0", "entry 0", "= 0", "block_table", "request 0", "column 0", "-7", blocks},
+       {}},
+      {"table entry too large",
+       1,
+       [](Step& s) { table_of(s, 1, 0) = static_cast<int32_t>(s.kv_cache.shape[0]); },
+       {"row 5", "entry 0", "block_table", "request 1", "column 0",
+        std::to_string(std::stol(blocks) + 1)},
+       {}},
+      {"column past the table",
+       1,
        [](Step& s) {
          s.block_table = s.block_table.slice(1, 0, 2);  // regions 0 .. 3 only
          for (int64_t row = 0; row < 9; ++row) {
-           for (int64_t entry = 0; entry < 7; ++entry) region_of(s, row, 0, entry) = 99;  // never reached: row 0 fails
+           for (int64_t entry = 0; entry < 7; ++entry)
+             region_of(s, row, 0, entry) = 99;  // never reached: row 0 fails
          }
          region_of(s, 0, 0, 0) = 3, region_of(s, 0, 0, 1) = 4;
        },
-       {"row 0", "entry 1", "= 4", "column 2", "2 columns"}, {}},
-      {"duplicate", 1, [](Step& s) { region_of(s, 6, 0, 5) = region_of(s, 6, 0, 2); },
-       {"row 6", "entry 5", "twice"}, {}},
-      {"duplicate in a group", 2, [](Step& s) { region_of(s, 2, 1, 1) = region_of(s, 2, 1, 0); },
-       {"row 2", "group 1", "entry 1", "twice"}, {}},
+       {"row 0", "entry 1", "= 4", "column 2", "2 columns"},
+       {}},
+      {"duplicate",
+       1,
+       [](Step& s) { region_of(s, 6, 0, 5) = region_of(s, 6, 0, 2); },
+       {"row 6", "entry 5", "twice"},
+       {}},
+      {"duplicate in a group",
+       2,
+       [](Step& s) { region_of(s, 2, 1, 1) = region_of(s, 2, 1, 0); },
+       {"row 2", "group 1", "entry 1", "twice"},
+       {}},
   };
   for (const char* backend : kBackends) {
     for (const Case& c : cases) {
@@ -119,15 +173,19 @@ TEST(Strict, TheFirstInOrderIsNamed) {
   struct Fault {
     int64_t row, group, entry;
   };
-  const Fault faults[] = {{8, 1, 6}, {8, 1, 2}, {8, 0, 5}, {5, 1, 6}, {5, 1, 0}, {2, 0, 4}, {0, 1, 1}, {0, 0, 0}};
+  const Fault faults[] = {{8, 1, 6}, {8, 1, 2}, {8, 0, 5}, {5, 1, 6},
+                          {5, 1, 0}, {2, 0, 4}, {0, 1, 1}, {0, 0, 0}};
   for (const Fault& f : faults) {
-    region_of(step, f.row, f.group, f.entry) = static_cast<int32_t>(-100 * f.row - 10 * f.group - f.entry - 1);
+    region_of(step, f.row, f.group, f.entry) =
+        static_cast<int32_t>(-100 * f.row - 10 * f.group - f.entry - 1);
     const std::string value = std::to_string(region_of(step, f.row, f.group, f.entry));
     const Strict result = call(args_of(step), "cpu");
     ASSERT_TRUE(result.failed);
-    for (const std::string& piece : {"row " + std::to_string(f.row), "group " + std::to_string(f.group),
-                                     "entry " + std::to_string(f.entry), value}) {
-      EXPECT_NE(result.message.find(piece), std::string::npos) << piece << " is missing in: " << result.message;
+    for (const std::string& piece :
+         {"row " + std::to_string(f.row), "group " + std::to_string(f.group),
+          "entry " + std::to_string(f.entry), value}) {
+      EXPECT_NE(result.message.find(piece), std::string::npos)
+          << piece << " is missing in: " << result.message;
     }
   }
   // The owner of a row comes before its entries, and rows come before kinds.
@@ -143,7 +201,8 @@ TEST(Strict, PaddingRowsAndUncountedEntriesRaiseNothing) {
   int64_t next = 0;
   for (int64_t row = 0; row < step.rows(); ++row) {
     for (int64_t group = 0; group < 2; ++group) {
-      for (int64_t entry = entries_of(step, row); entry < 7; ++entry) region_of(step, row, group, entry) = garbage[next++ % 5];
+      for (int64_t entry = entries_of(step, row); entry < 7; ++entry)
+        region_of(step, row, group, entry) = garbage[next++ % 5];
     }
   }
   for (const int64_t row : {1, 4}) {
@@ -151,7 +210,8 @@ TEST(Strict, PaddingRowsAndUncountedEntriesRaiseNothing) {
     owner_of(step, row) = row == 1 ? -9 : INT_MAX;
     for (int64_t i = 0; i < 14; ++i) region_of(step, row, i / 7, i % 7) = garbage[i % 5];
   }
-  for (int64_t request = 0; request < 2; ++request) table_of(step, request, step.block_table.shape[1] - 1) = INT_MIN;
+  for (int64_t request = 0; request < 2; ++request)
+    table_of(step, request, step.block_table.shape[1] - 1) = INT_MIN;
   for (const char* backend : kBackends) {
     const Strict result = call(args_of(step), backend);
     EXPECT_FALSE(result.failed) << backend << ": " << result.message;
@@ -214,7 +274,8 @@ TEST(Strict, FillNamesItsEntryAndWritesNoPage) {
   Options options;
   options.strict = true;
   region_of(step, 5, 0, 2) = -6;
-  expect_error([&] { fill_prefill_pages(args, options); }, ErrorCode::invalid_entry, {"row 5", "entry 2", "-6"}, "region");
+  expect_error([&] { fill_prefill_pages(args, options); }, ErrorCode::invalid_entry,
+               {"row 5", "entry 2", "-6"}, "region");
   EXPECT_EQ(std::count(pages.begin(), pages.end(), 12345), 63);
   // Here the own region has to be listed.
   step = make_synthetic_step(spec_of(1));
@@ -231,7 +292,8 @@ TEST(Strict, FillNamesItsEntryAndWritesNoPage) {
   while (used(unused)) ++unused;
   region_of(step, 8, 0, 6) = unused;
   const std::string own = std::to_string(positions[8] / 8);
-  expect_error([&] { fill_prefill_pages(args, options); }, ErrorCode::invalid_entry, {"row 8", own}, "own region");
+  expect_error([&] { fill_prefill_pages(args, options); }, ErrorCode::invalid_entry, {"row 8", own},
+               "own region");
   EXPECT_EQ(std::count(pages.begin(), pages.end(), 12345), 63);
 }
 

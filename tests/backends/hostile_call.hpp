@@ -31,8 +31,8 @@ namespace octopage::test {
 
 inline constexpr bool kSanitized = OCTOPAGE_TEST_SANITIZED != 0;
 inline constexpr const char* kBackends[] = {"reference", "cpu"};
-inline constexpr uint8_t kPoison = 0xcb;   // what outputs and workspaces hold before a call
-inline constexpr uint8_t kFence = 0xa7;    // what lies around them
+inline constexpr uint8_t kPoison = 0xcb;  // what outputs and workspaces hold before a call
+inline constexpr uint8_t kFence = 0xa7;   // what lies around them
 inline constexpr size_t kFenceBytes = 128;
 
 /// Poisoned bytes between two fences. `skew` moves them off their natural alignment.
@@ -82,7 +82,9 @@ struct Outcome {
   float at(int64_t row, int64_t head, int64_t d) const {
     return load_f32(output.data(), dtype, (row * heads + head) * dim + d);
   }
-  float lse_at(int64_t row, int64_t head) const { return lse[static_cast<size_t>(row * heads + head)]; }
+  float lse_at(int64_t row, int64_t head) const {
+    return lse[static_cast<size_t>(row * heads + head)];
+  }
   int64_t rows() const { return static_cast<int64_t>(lse.size()) / heads; }
 };
 
@@ -92,15 +94,16 @@ inline bool same_row(const Outcome& a, const Outcome& b, int64_t row) {
   const auto lines = static_cast<size_t>(a.heads);
   const auto r = static_cast<size_t>(row);
   return std::memcmp(a.output.data() + r * bytes, b.output.data() + r * bytes, bytes) == 0 &&
-         std::memcmp(a.lse.data() + r * lines, b.lse.data() + r * lines, lines * sizeof(float)) == 0;
+         std::memcmp(a.lse.data() + r * lines, b.lse.data() + r * lines, lines * sizeof(float)) ==
+             0;
 }
 
 inline void expect_same_bits(const Outcome& a, const Outcome& b, const std::string& what) {
   ASSERT_EQ(a.output.size(), b.output.size()) << what;
   for (int64_t row = 0; row < a.rows(); ++row) {
-    ASSERT_TRUE(same_row(a, b, row)) << what << ": row " << row << " differs: first element " << a.at(row, 0, 0)
-                                     << " and " << b.at(row, 0, 0) << ", lse " << a.lse_at(row, 0) << " and "
-                                     << b.lse_at(row, 0);
+    ASSERT_TRUE(same_row(a, b, row))
+        << what << ": row " << row << " differs: first element " << a.at(row, 0, 0) << " and "
+        << b.at(row, 0, 0) << ", lse " << a.lse_at(row, 0) << " and " << b.lse_at(row, 0);
   }
 }
 
@@ -110,7 +113,8 @@ inline void expect_empty_row(const Outcome& outcome, int64_t row, const std::str
     ASSERT_EQ(outcome.lse_at(row, head), -std::numeric_limits<float>::infinity())
         << what << ": row " << row << ", head " << head;
     for (int64_t d = 0; d < outcome.dim; ++d) {
-      ASSERT_EQ(outcome.at(row, head, d), 0.0f) << what << ": row " << row << ", head " << head << ", element " << d;
+      ASSERT_EQ(outcome.at(row, head, d), 0.0f)
+          << what << ": row " << row << ", head " << head << ", element " << d;
     }
   }
 }
@@ -119,8 +123,8 @@ inline void expect_empty_row(const Outcome& outcome, int64_t row, const std::str
 inline Step clone(const Step& from) {
   auto storage = std::make_shared<TensorStorage>();
   Step step = from;
-  for (TensorView* tensor : {&step.query, &step.kv_cache, &step.block_table, &step.owners, &step.positions,
-                             &step.regions, &step.lengths}) {
+  for (TensorView* tensor : {&step.query, &step.kv_cache, &step.block_table, &step.owners,
+                             &step.positions, &step.regions, &step.lengths}) {
     if (!tensor->present()) continue;
     const auto bytes = static_cast<size_t>(tensor->size() * itemsize(tensor->dtype));
     void* copy = storage->allocate(static_cast<int64_t>(bytes));
@@ -132,10 +136,15 @@ inline Step clone(const Step& from) {
 }
 
 /// Elements of a step, to be changed in place.
-inline int32_t& owner_of(Step& step, int64_t row) { return static_cast<int32_t*>(step.owners.data)[row]; }
-inline int32_t& position_of(Step& step, int64_t row) { return static_cast<int32_t*>(step.positions.data)[row]; }
+inline int32_t& owner_of(Step& step, int64_t row) {
+  return static_cast<int32_t*>(step.owners.data)[row];
+}
+inline int32_t& position_of(Step& step, int64_t row) {
+  return static_cast<int32_t*>(step.positions.data)[row];
+}
 inline int32_t& region_of(Step& step, int64_t row, int64_t group, int64_t entry) {
-  return static_cast<int32_t*>(step.regions.data)[(row * step.groups() + group) * step.region_count() + entry];
+  return static_cast<int32_t*>(
+      step.regions.data)[(row * step.groups() + group) * step.region_count() + entry];
 }
 inline int32_t& table_of(Step& step, int64_t request, int64_t column) {
   return static_cast<int32_t*>(step.block_table.data)[request * step.block_table.shape[1] + column];
@@ -143,7 +152,8 @@ inline int32_t& table_of(Step& step, int64_t request, int64_t column) {
 /// Elements from the start of a contiguous cache to K of a request's token; V lies `dim` further.
 inline int64_t token_offset(Step& step, int64_t request, int64_t group, int64_t token) {
   const int64_t block = table_of(step, request, token / step.block_size());
-  return ((block * step.groups() + group) * step.block_size() + token % step.block_size()) * 2 * step.dim();
+  return ((block * step.groups() + group) * step.block_size() + token % step.block_size()) * 2 *
+         step.dim();
 }
 /// The entries of a row that count.
 inline int64_t entries_of(Step& step, int64_t row) {
@@ -153,9 +163,12 @@ inline int64_t entries_of(Step& step, int64_t row) {
 
 inline uint16_t code_of(DType dtype, float value) {
   switch (dtype) {
-    case DType::bf16: return f32_to_bf16(value);
-    case DType::f16: return f32_to_f16(value);
-    default: return f32_to_f8_e4m3fn(value);
+    case DType::bf16:
+      return f32_to_bf16(value);
+    case DType::f16:
+      return f32_to_f16(value);
+    default:
+      return f32_to_f8_e4m3fn(value);
   }
 }
 
@@ -230,10 +243,12 @@ inline Outcome run_planned(const Step& step, const char* backend, DType dtype = 
   const auto lines = static_cast<size_t>(rows * step.heads());
   Fenced output(lines * static_cast<size_t>(step.dim() * itemsize(dtype)));
   Fenced lse(lines * sizeof(float));
-  const auto all_output = TensorView::contiguous(output.data(), dtype, {rows, step.heads(), step.dim()});
+  const auto all_output =
+      TensorView::contiguous(output.data(), dtype, {rows, step.heads(), step.dim()});
   const auto all_lse = TensorView::contiguous(lse.data(), DType::f32, {rows, step.heads()});
   std::vector<int64_t> positions;
-  for (int64_t row = 0; row < rows; ++row) positions.push_back(position_of(const_cast<Step&>(step), row));
+  for (int64_t row = 0; row < rows; ++row)
+    positions.push_back(position_of(const_cast<Step&>(step), row));
   Options options = on(backend);
   options.status = &outcome.status;
   CompactPagedPrefill plan;
@@ -254,12 +269,14 @@ inline Outcome run_planned(const Step& step, const char* backend, DType dtype = 
     regions.shape = {rows, step.region_count()};
     regions.strides = {step.regions.strides[0], step.regions.strides[2]};
     const auto slice = [&](const TensorView& t) { return t.slice(1, g * heads, (g + 1) * heads); };
-    plan.prepare_chunk(0, slice(step.query), cache, regions, step.block_table, step.owners, options);
+    plan.prepare_chunk(0, slice(step.query), cache, regions, step.block_table, step.owners,
+                       options);
     Fenced workspace(plan.finish_workspace_size(step.kv_cache.dtype, options), 5);
     Options with_workspace = options;
     with_workspace.workspace = workspace.data();
     with_workspace.workspace_bytes = workspace.size();
-    plan.finish({}, cache, slice(all_output), slice(all_lse), args.k_scale, args.v_scale, with_workspace);
+    plan.finish({}, cache, slice(all_output), slice(all_lse), args.k_scale, args.v_scale,
+                with_workspace);
     EXPECT_TRUE(workspace.fences_intact()) << "written beside the workspace";
   }
   EXPECT_TRUE(output.fences_intact()) << "written beside the output";
@@ -305,7 +322,8 @@ inline OracleLine oracle(const SparsePrefillArgs& args, int64_t row, int64_t hea
   std::vector<int64_t> values;
   double most = -std::numeric_limits<double>::infinity();
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t region = shared ? integer(args.regions, {row, i}) : integer(args.regions, {row, group, i});
+    const int64_t region =
+        shared ? integer(args.regions, {row, i}) : integer(args.regions, {row, group, i});
     if (region < 0 || region > position / 8) continue;
     for (int64_t token = 8 * region; token < 8 * region + 8 && token <= position; ++token) {
       const int64_t column = token / cache.shape[2];
@@ -315,7 +333,8 @@ inline OracleLine oracle(const SparsePrefillArgs& args, int64_t row, int64_t hea
       const int64_t k = at(cache, {block, group, token % cache.shape[2], 0});
       double dot = 0;
       for (int64_t d = 0; d < dim; ++d) {
-        dot += static_cast<double>(load_f32(args.query.data, args.query.dtype, at(args.query, {row, head, d}))) *
+        dot += static_cast<double>(
+                   load_f32(args.query.data, args.query.dtype, at(args.query, {row, head, d}))) *
                static_cast<double>(load_f32(cache.data, cache.dtype, k + d));
       }
       scores.push_back(dot * static_cast<double>(args.scale) * value_of(args.k_scale));
@@ -339,12 +358,13 @@ inline OracleLine oracle(const SparsePrefillArgs& args, int64_t row, int64_t hea
 
 /// The contract's bounds for these types, times `slack` where the scores go beyond 64.
 struct Bounds {
-  double output;        ///< ||out - ref|| / ||ref|| over one head of one row
+  double output;  ///< ||out - ref|| / ||ref|| over one head of one row
   double lse_absolute = 2e-3;
   double lse_relative = 1e-5;
 
   static Bounds of(const SparsePrefillArgs& args, DType output) {
-    const bool bf16 = args.query.dtype == DType::bf16 || args.kv_cache.dtype == DType::bf16 || output == DType::bf16;
+    const bool bf16 = args.query.dtype == DType::bf16 || args.kv_cache.dtype == DType::bf16 ||
+                      output == DType::bf16;
     return {.output = bf16 ? 4e-3 : 1e-3};
   }
   /// Both CPU backends with f32 output.
@@ -352,8 +372,8 @@ struct Bounds {
 };
 
 /// Compares one row and head with the oracle and prints the worst element on failure.
-inline void expect_line(const Outcome& actual, int64_t actual_row, const SparsePrefillArgs& args, int64_t row,
-                        int64_t head, const Bounds& bounds, const std::string& what) {
+inline void expect_line(const Outcome& actual, int64_t actual_row, const SparsePrefillArgs& args,
+                        int64_t row, int64_t head, const Bounds& bounds, const std::string& what) {
   const OracleLine expected = oracle(args, row, head);
   const double lse = actual.lse_at(actual_row, head);
   if (std::isinf(expected.lse)) {
@@ -361,7 +381,8 @@ inline void expect_line(const Outcome& actual, int64_t actual_row, const SparseP
   } else {
     ASSERT_LE(std::fabs(lse - expected.lse),
               std::max(bounds.lse_absolute, bounds.lse_relative * std::fabs(expected.lse)))
-        << what << ": lse of row " << row << ", head " << head << " is " << lse << ", expected " << expected.lse;
+        << what << ": lse of row " << row << ", head " << head << " is " << lse << ", expected "
+        << expected.lse;
   }
   double difference = 0, norm = 0, worst = -1;
   int64_t where = 0;
@@ -373,10 +394,11 @@ inline void expect_line(const Outcome& actual, int64_t actual_row, const SparseP
     if (!(std::fabs(error) <= worst)) worst = std::fabs(error), where = d;
   }
   const double error = std::sqrt(norm > 0 ? difference / norm : difference);
-  ASSERT_TRUE(error <= bounds.output) << what << ": row " << row << ", head " << head << ": relative error " << error
-                                      << " over " << bounds.output << "; worst element " << where << " is "
-                                      << actual.at(actual_row, head, where) << ", expected "
-                                      << expected.output[static_cast<size_t>(where)];
+  ASSERT_TRUE(error <= bounds.output)
+      << what << ": row " << row << ", head " << head << ": relative error " << error << " over "
+      << bounds.output << "; worst element " << where << " is "
+      << actual.at(actual_row, head, where) << ", expected "
+      << expected.output[static_cast<size_t>(where)];
 }
 
 /// Every row and head of a call within the bounds.
@@ -391,7 +413,8 @@ inline void expect_call(const Outcome& actual, const SparsePrefillArgs& args, co
 
 /// A call that must fail: the code, and what the message must hold.
 template <typename Body>
-void expect_error(Body&& body, ErrorCode code, const std::vector<std::string>& pieces, const std::string& what) {
+void expect_error(Body&& body, ErrorCode code, const std::vector<std::string>& pieces,
+                  const std::string& what) {
   try {
     body();
   } catch (const Error& error) {

@@ -18,9 +18,18 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr int32_t kNanPattern = 0x7fc00000;  // what a float NaN reads as
 
 SyntheticSpec small(int64_t heads, int64_t groups, int64_t dim, uint64_t seed) {
-  return {.rows = 14, .requests = 3, .context = 260, .groups = groups, .heads = heads * groups,
-          .dim = dim, .region_count = 11, .block_size = 24, .keep = 0.8, .sink_regions = 1,
-          .local_regions = 2, .seed = seed};
+  return {.rows = 14,
+          .requests = 3,
+          .context = 260,
+          .groups = groups,
+          .heads = heads * groups,
+          .dim = dim,
+          .region_count = 11,
+          .block_size = 24,
+          .keep = 0.8,
+          .sink_regions = 1,
+          .local_regions = 2,
+          .seed = seed};
 }
 
 /// Both paths over one step, under their names.
@@ -28,7 +37,9 @@ struct Path {
   const char* name;
   Outcome (*run)(const Step&, const char* backend, DType dtype);
 };
-Outcome run_direct(const Step& step, const char* backend, DType dtype) { return run(step, backend, dtype); }
+Outcome run_direct(const Step& step, const char* backend, DType dtype) {
+  return run(step, backend, dtype);
+}
 constexpr Path kPaths[] = {{"direct", run_direct}, {"planned", run_planned}};
 
 std::string label(const char* backend, const char* path, const std::string& rest) {
@@ -43,11 +54,12 @@ TEST(HostileIds, RegionsOutOfRangeAreSkipped) {
     const char* name;
     std::function<int32_t(int64_t own)> value;
   };
-  const Variant variants[] = {{"NaN pattern", [](int64_t) { return kNanPattern; }},
-                              {"-1", [](int64_t) { return -1; }},
-                              {"INT_MIN", [](int64_t) { return INT_MIN; }},
-                              {"INT_MAX", [](int64_t) { return INT_MAX; }},
-                              {"one past the own region", [](int64_t own) { return static_cast<int32_t>(own + 1); }}};
+  const Variant variants[] = {
+      {"NaN pattern", [](int64_t) { return kNanPattern; }},
+      {"-1", [](int64_t) { return -1; }},
+      {"INT_MIN", [](int64_t) { return INT_MIN; }},
+      {"INT_MAX", [](int64_t) { return INT_MAX; }},
+      {"one past the own region", [](int64_t own) { return static_cast<int32_t>(own + 1); }}};
   for (const Variant& variant : variants) {
     Step step = clone(clean);
     // Every second row, at the front and in the middle; the own region stays last.
@@ -62,7 +74,8 @@ TEST(HostileIds, RegionsOutOfRangeAreSkipped) {
       for (const Path& path : kPaths) {
         const Outcome outcome = path.run(step, backend, DType::f32);
         EXPECT_EQ(outcome.status, status_region) << label(backend, path.name, variant.name);
-        expect_call(outcome, args_of(step), Bounds::exact(), label(backend, path.name, variant.name));
+        expect_call(outcome, args_of(step), Bounds::exact(),
+                    label(backend, path.name, variant.name));
       }
     }
   }
@@ -115,8 +128,8 @@ TEST(HostileIds, ColumnsPastTheTableAreSkipped) {
     }
     narrow.shrink_to_fit();
     Step hostile = step;
-    hostile.block_table =
-        TensorView::contiguous(narrow.empty() ? nullptr : narrow.data(), DType::i32, {step.requests(), columns});
+    hostile.block_table = TensorView::contiguous(narrow.empty() ? nullptr : narrow.data(),
+                                                 DType::i32, {step.requests(), columns});
     for (const char* backend : kBackends) {
       const std::string what = label(backend, "direct", std::to_string(columns) + " columns");
       const Outcome outcome = run(hostile, backend);
@@ -164,7 +177,8 @@ TEST(HostileIds, TableEntriesOutOfRangeAreSkipped) {
 
 TEST(HostileIds, OwnersOutOfRangeGiveEmptyRows) {
   const Step clean = make_synthetic_step(small(3, 2, 64, 5));
-  const int32_t values[] = {-1, INT_MIN, kNanPattern, INT_MAX, static_cast<int32_t>(clean.requests())};
+  const int32_t values[] = {-1, INT_MIN, kNanPattern, INT_MAX,
+                            static_cast<int32_t>(clean.requests())};
   Step step = clone(clean);
   for (int64_t i = 0; i < 5; ++i) owner_of(step, 1 + 2 * i) = values[i];
   for (const char* backend : kBackends) {
@@ -191,7 +205,8 @@ TEST(HostileIds, OwnersInAnyOrder) {
     const int64_t from = order[static_cast<size_t>(row)];
     owner_of(step, row) = static_cast<const int32_t*>(clean.owners.data)[from];
     position_of(step, row) = static_cast<const int32_t*>(clean.positions.data)[from];
-    std::copy_n(static_cast<const int32_t*>(clean.regions.data) + from * count, count, &region_of(step, row, 0, 0));
+    std::copy_n(static_cast<const int32_t*>(clean.regions.data) + from * count, count,
+                &region_of(step, row, 0, 0));
     std::copy_n(static_cast<const uint16_t*>(clean.query.data) + from * line, line,
                 static_cast<uint16_t*>(step.query.data) + row * line);
   }
@@ -205,7 +220,8 @@ TEST(HostileIds, OwnersInAnyOrder) {
     if (std::string(backend) == "reference") {
       const Outcome shuffled = run(step, backend), straight = run(clean, backend);
       for (int64_t row = 0; row < clean.rows(); ++row) {
-        ASSERT_EQ(shuffled.at(row, 0, 0), straight.at(order[static_cast<size_t>(row)], 0, 0)) << row;
+        ASSERT_EQ(shuffled.at(row, 0, 0), straight.at(order[static_cast<size_t>(row)], 0, 0))
+            << row;
       }
     }
   }
@@ -234,14 +250,16 @@ TEST(HostileIds, StatusBitsAccumulateAndAreNeverCleared) {
     EXPECT_EQ(status_after({&bad_table}, kept), kept | status_table) << backend;
     EXPECT_EQ(status_after({&bad_region, &clean}, 0), status_region) << backend;
     EXPECT_EQ(status_after({&bad_region, &bad_owner}, 0), status_region | status_owner) << backend;
-    EXPECT_EQ(status_after({&bad_table, &bad_region, &bad_owner}, 0), status_region | status_owner | status_table)
+    EXPECT_EQ(status_after({&bad_table, &bad_region, &bad_owner}, 0),
+              status_region | status_owner | status_table)
         << backend;
     EXPECT_EQ(status_after({&bad_region}, -1), -1) << backend;
     // Without a status the same call works.
     Options silent = on(backend);
     SparsePrefillArgs args = args_of(bad_region);
     std::vector<float> output(static_cast<size_t>(args.query.size()));
-    args.output = TensorView::contiguous(output.data(), DType::f32, {clean.rows(), clean.heads(), clean.dim()});
+    args.output = TensorView::contiguous(output.data(), DType::f32,
+                                         {clean.rows(), clean.heads(), clean.dim()});
     EXPECT_NO_THROW(sparse_prefill(args, silent)) << backend;
   }
 }
@@ -252,7 +270,8 @@ TEST(HostileIds, RowWithoutAnyValidRegionBetweenGoodRows) {
     Step step = clone(clean);
     const int32_t values[] = {-1, INT_MAX, kNanPattern, INT_MIN};
     for (const int64_t row : {1, 2, 6, 13}) {
-      for (int64_t entry = 0; entry < step.region_count(); ++entry) region_of(step, row, 0, entry) = values[entry % 4];
+      for (int64_t entry = 0; entry < step.region_count(); ++entry)
+        region_of(step, row, 0, entry) = values[entry % 4];
     }
     for (const char* backend : kBackends) {
       for (const Path& path : kPaths) {
@@ -277,9 +296,11 @@ TEST(HostileIds, PaddingRowsReadNothing) {
     owner_of(step, row) = next % 2 == 0 ? INT_MAX : -5;
     ++next;
     for (int64_t group = 0; group < step.groups(); ++group) {
-      for (int64_t entry = 0; entry < step.region_count(); ++entry) region_of(step, row, group, entry) = kNanPattern;
+      for (int64_t entry = 0; entry < step.region_count(); ++entry)
+        region_of(step, row, group, entry) = kNanPattern;
     }
-    for (int64_t i = 0; i < step.heads() * step.dim(); ++i) put(step.query, row * step.heads() * step.dim() + i, kNan);
+    for (int64_t i = 0; i < step.heads() * step.dim(); ++i)
+      put(step.query, row * step.heads() * step.dim() + i, kNan);
   }
   for (const char* backend : kBackends) {
     for (const Path& path : kPaths) {
@@ -296,14 +317,16 @@ TEST(HostileIds, ExtremeWidePositions) {
   // i64 positions at both ends: padding below, and a row that may select any region above.
   const Step clean = make_synthetic_step(small(2, 1, 64, 11));
   std::vector<int64_t> positions;
-  for (int64_t row = 0; row < clean.rows(); ++row) positions.push_back(position_of(const_cast<Step&>(clean), row));
+  for (int64_t row = 0; row < clean.rows(); ++row)
+    positions.push_back(position_of(const_cast<Step&>(clean), row));
   positions[1] = INT64_MIN;
   positions[2] = INT64_MIN + 7;
-  positions[5] = INT64_MAX;       // selects what it did, and sees all eight tokens of each
+  positions[5] = INT64_MAX;  // selects what it did, and sees all eight tokens of each
   positions[8] = int64_t{1} << 40;
   Step step = clone(clean);
   step.positions = TensorView::contiguous(positions.data(), DType::i64, {clean.rows()});
-  for (const int64_t row : {5, 8}) {  // the former own region holds unwritten slots: take written ones
+  for (const int64_t row :
+       {5, 8}) {  // the former own region holds unwritten slots: take written ones
     region_of(step, row, 0, step.region_count() - 1) = INT_MAX;
   }
   for (const char* backend : kBackends) {
@@ -311,7 +334,8 @@ TEST(HostileIds, ExtremeWidePositions) {
     EXPECT_EQ(outcome.status, status_table) << backend;  // INT_MAX is below the own region here
     expect_empty_row(outcome, 1, backend);
     expect_empty_row(outcome, 2, backend);
-    expect_call(outcome, args_of(step), Bounds::exact(), label(backend, "direct", "wide positions"));
+    expect_call(outcome, args_of(step), Bounds::exact(),
+                label(backend, "direct", "wide positions"));
   }
 }
 
@@ -319,7 +343,9 @@ TEST(HostileIds, ExtremeWidePositions) {
 
 enum class Half { k, v, both };
 
-const char* name(Half half) { return half == Half::k ? "K" : half == Half::v ? "V" : "K and V"; }
+const char* name(Half half) {
+  return half == Half::k ? "K" : half == Half::v ? "V" : "K and V";
+}
 
 /// Writes NaN, inf and -inf in turn over one half of `tokens` cache rows.
 void spoil(const Step& step, int64_t offset, Half half) {
@@ -347,18 +373,22 @@ TEST(HostileSlots, UnwrittenSlotsNeverShow) {
         // The rest of the last block, and all blocks that belong to nobody.
         const int64_t last = table_of(step, 0, (context - 1) / 16);
         std::set<int64_t> owned;
-        for (int64_t column = 0; column * 16 < context; ++column) owned.insert(table_of(step, 0, column));
+        for (int64_t column = 0; column * 16 < context; ++column)
+          owned.insert(table_of(step, 0, column));
         for (int64_t slot = 0; slot < step.kv_cache.shape[0] * 16; ++slot) {
-          const bool unwritten = !owned.contains(slot / 16) || (slot / 16 == last && slot % 16 > (context - 1) % 16);
+          const bool unwritten =
+              !owned.contains(slot / 16) || (slot / 16 == last && slot % 16 > (context - 1) % 16);
           if (unwritten) spoil(step, slot * 2 * spec.dim, half);
         }
         for (const char* backend : kBackends) {
           if (std::string(backend) == "reference" && heads != 2) continue;
           for (const Path& path : kPaths) {
-            const std::string what = label(backend, path.name, "p % 8 = " + std::to_string((context - 1) % 8) + ", " +
-                                                                   std::to_string(heads) + " heads, garbage in " +
-                                                                   name(half));
-            expect_same_bits(path.run(step, backend, DType::f32), path.run(zeros, backend, DType::f32), what);
+            const std::string what =
+                label(backend, path.name,
+                      "p % 8 = " + std::to_string((context - 1) % 8) + ", " +
+                          std::to_string(heads) + " heads, garbage in " + name(half));
+            expect_same_bits(path.run(step, backend, DType::f32),
+                             path.run(zeros, backend, DType::f32), what);
           }
         }
       }
@@ -377,7 +407,8 @@ TEST(HostileSlots, OtherTypesOfCacheToo) {
     std::set<int64_t> live;  // slots of written tokens
     for (int64_t request = 0; request < spec.requests; ++request) {
       for (int64_t token = 0; token < spec.context; ++token) {
-        for (int64_t group = 0; group < 2; ++group) live.insert(token_offset(step, request, group, token));
+        for (int64_t group = 0; group < 2; ++group)
+          live.insert(token_offset(step, request, group, token));
       }
     }
     for (int64_t offset = 0; offset < step.kv_cache.size(); offset += 2 * spec.dim) {
@@ -397,7 +428,8 @@ TEST(HostileSlots, OtherRequestsDoNotShow) {
   for (const Half half : {Half::v, Half::k, Half::both}) {
     Step step = clone(clean);
     for (int64_t token = 0; token < 260; ++token) {
-      for (int64_t group = 0; group < 2; ++group) spoil(step, token_offset(step, 1, group, token), half);
+      for (int64_t group = 0; group < 2; ++group)
+        spoil(step, token_offset(step, 1, group, token), half);
     }
     const int64_t line = step.heads() * step.dim();
     for (int64_t row = 0; row < step.rows(); ++row) {
@@ -405,10 +437,12 @@ TEST(HostileSlots, OtherRequestsDoNotShow) {
     }
     for (const char* backend : kBackends) {
       for (const Path& path : kPaths) {
-        const Outcome expected = path.run(clean, backend, DType::f32), actual = path.run(step, backend, DType::f32);
+        const Outcome expected = path.run(clean, backend, DType::f32),
+                      actual = path.run(step, backend, DType::f32);
         int64_t others = 0;
         for (int64_t row = 0; row < step.rows(); ++row) {
-          const std::string what = label(backend, path.name, name(half)) + ", row " + std::to_string(row);
+          const std::string what =
+              label(backend, path.name, name(half)) + ", row " + std::to_string(row);
           if (owner_of(step, row) == 1) {
             EXPECT_TRUE(std::isnan(actual.at(row, 0, 0))) << what;
           } else {
@@ -432,7 +466,8 @@ TEST(HostileSlots, NonFiniteTokenShowsOnlyInRowsThatSelectIt) {
     Step base = make_synthetic_step(spec);
     std::set<int32_t> selected;
     for (int64_t row = 0; row < spec.rows; ++row) {
-      for (int64_t entry = 0; entry < spec.region_count; ++entry) selected.insert(region_of(base, row, 0, entry));
+      for (int64_t entry = 0; entry < spec.region_count; ++entry)
+        selected.insert(region_of(base, row, 0, entry));
     }
     int32_t only = 0;
     while (selected.contains(only)) ++only;
@@ -441,13 +476,16 @@ TEST(HostileSlots, NonFiniteTokenShowsOnlyInRowsThatSelectIt) {
     for (const Half half : {Half::v, Half::k}) {
       for (const float value : {kNan, kInf, -kInf}) {
         Step step = clone(base);
-        const int64_t offset = token_offset(step, 0, 0, 8 * only + 3) + (half == Half::v ? spec.dim : 0);
+        const int64_t offset =
+            token_offset(step, 0, 0, 8 * only + 3) + (half == Half::v ? spec.dim : 0);
         for (int64_t d = 0; d < spec.dim; ++d) put(step.kv_cache, offset + d, value);
         for (const char* backend : kBackends) {
           for (const Path& path : kPaths) {
-            const std::string what = label(backend, path.name, std::to_string(heads) + " heads, " + name(half) + " = " +
-                                                                   std::to_string(value));
-            const Outcome expected = path.run(base, backend, DType::f32), actual = path.run(step, backend, DType::f32);
+            const std::string what = label(
+                backend, path.name,
+                std::to_string(heads) + " heads, " + name(half) + " = " + std::to_string(value));
+            const Outcome expected = path.run(base, backend, DType::f32),
+                          actual = path.run(step, backend, DType::f32);
             for (int64_t row = 0; row < spec.rows; ++row) {
               if (row != 5) {
                 EXPECT_TRUE(same_row(actual, expected, row)) << what << ", row " << row;
@@ -459,7 +497,8 @@ TEST(HostileSlots, NonFiniteTokenShowsOnlyInRowsThatSelectIt) {
                 const double e = line.output[static_cast<size_t>(d)];
                 const double a = actual.at(5, head, d);
                 if (std::isnan(e)) {
-                  ASSERT_TRUE(std::isnan(a)) << what << ", head " << head << ", element " << d << " is " << a;
+                  ASSERT_TRUE(std::isnan(a))
+                      << what << ", head " << head << ", element " << d << " is " << a;
                 } else if (std::isinf(e)) {
                   ASSERT_EQ(a, e) << what << ", head " << head << ", element " << d;
                 } else {
@@ -487,9 +526,12 @@ TEST(HostileSlots, NonFiniteTokenDoesNotReachRowsBeforeIt) {
       spoil(step, token_offset(step, 0, 0, 263), half);
       for (const char* backend : kBackends) {
         for (const Path& path : kPaths) {
-          const Outcome expected = path.run(clean, backend, DType::f32), actual = path.run(step, backend, DType::f32);
-          const std::string what = label(backend, path.name, std::to_string(heads) + " heads, " + name(half));
-          for (int64_t row = 0; row < 7; ++row) EXPECT_TRUE(same_row(actual, expected, row)) << what << ", row " << row;
+          const Outcome expected = path.run(clean, backend, DType::f32),
+                        actual = path.run(step, backend, DType::f32);
+          const std::string what =
+              label(backend, path.name, std::to_string(heads) + " heads, " + name(half));
+          for (int64_t row = 0; row < 7; ++row)
+            EXPECT_TRUE(same_row(actual, expected, row)) << what << ", row " << row;
           EXPECT_TRUE(std::isnan(actual.at(7, 0, 2))) << what;  // V[2] is NaN
         }
       }
@@ -508,17 +550,20 @@ TEST(HostileValues, NonFiniteQueryStaysInItsRowAndShows) {
     for (const char* backend : kBackends) {
       for (const Path& path : kPaths) {
         const std::string what = label(backend, path.name, std::to_string(heads) + " heads");
-        const Outcome expected = path.run(clean, backend, DType::f32), actual = path.run(step, backend, DType::f32);
+        const Outcome expected = path.run(clean, backend, DType::f32),
+                      actual = path.run(step, backend, DType::f32);
         for (int64_t row = 0; row < step.rows(); ++row) {
           if (row != 3 && row != 9) {
             EXPECT_TRUE(same_row(actual, expected, row)) << what << ", row " << row;
             continue;
           }
-          for (int64_t d = 0; d < 64; ++d) ASSERT_TRUE(std::isnan(actual.at(row, heads - 1, d))) << what << row;
+          for (int64_t d = 0; d < 64; ++d)
+            ASSERT_TRUE(std::isnan(actual.at(row, heads - 1, d))) << what << row;
           EXPECT_FALSE(std::isfinite(actual.lse_at(row, heads - 1))) << what << row;
           // Heads do not mix either.
           for (int64_t head = 0; head + 1 < heads; ++head) {
-            ASSERT_EQ(actual.at(row, head, 11), expected.at(row, head, 11)) << what << ", head " << head;
+            ASSERT_EQ(actual.at(row, head, 11), expected.at(row, head, 11))
+                << what << ", head " << head;
           }
         }
       }
@@ -533,7 +578,8 @@ TEST(HostileValues, InfiniteKeys) {
   Step step = clone(clean);
   const int64_t token = int64_t{8} * region_of(step, 4, 0, 1) + 2;
   put(step.kv_cache, token_offset(step, owner_of(step, 4), 0, token) + 9, kInf);
-  for (int64_t head = 0; head < 4; ++head) put(step.query, (4 * 4 + head) * 64 + 9, head % 2 == 0 ? 0.5f : -0.5f);
+  for (int64_t head = 0; head < 4; ++head)
+    put(step.query, (4 * 4 + head) * 64 + 9, head % 2 == 0 ? 0.5f : -0.5f);
   for (const char* backend : kBackends) {
     for (const Path& path : kPaths) {
       const Outcome outcome = path.run(step, backend, DType::f32);
@@ -555,7 +601,8 @@ TEST(HostileValues, EveryScoreMinusInfinity) {
   Step step = clone(clean);
   put(step.query, 0, 1.0f);
   put(step.query, 64, 1.0f);
-  for (int64_t token = 0; token < 260; ++token) put(step.kv_cache, token_offset(step, owner_of(step, 0), 0, token), -kInf);
+  for (int64_t token = 0; token < 260; ++token)
+    put(step.kv_cache, token_offset(step, owner_of(step, 0), 0, token), -kInf);
   for (const char* backend : kBackends) {
     for (const Path& path : kPaths) {
       const Outcome outcome = path.run(step, backend, DType::f32);
@@ -569,8 +616,8 @@ TEST(HostileValues, EveryScoreMinusInfinity) {
 // --- large scores ---------------------------------------------------------------------------
 
 TEST(HostileValues, ScoresOfAHundredThousand) {
-  // 63 products of 2 and one of j / 1024, times 1024: scores of 129024 + j. Every product and sum is
-  // exact in f32, so that not even scores of this size cost accuracy and the small bounds hold.
+  // 63 products of 2 and one of j / 1024, times 1024: scores of 129024 + j. Every product and sum
+  // is exact in f32, so that not even scores of this size cost accuracy and the small bounds hold.
   SyntheticSpec spec = small(3, 2, 64, 18);
   spec.poison = false;
   for (const float sign : {1.0f, -1.0f}) {
@@ -579,13 +626,15 @@ TEST(HostileValues, ScoresOfAHundredThousand) {
     std::mt19937 random(19);
     for (int64_t i = 0; i < step.query.size(); ++i) put(step.query, i, 1.0f);
     for (int64_t i = 0; i < step.kv_cache.size(); ++i) {
-      if (i % 128 < 64) put(step.kv_cache, i, i % 128 == 0 ? static_cast<float>(random() % 6) / 1024 : 2.0f);
+      if (i % 128 < 64)
+        put(step.kv_cache, i, i % 128 == 0 ? static_cast<float>(random() % 6) / 1024 : 2.0f);
     }
     for (const char* backend : kBackends) {
       for (const Path& path : kPaths) {
         const Outcome outcome = path.run(step, backend, DType::f32);
         EXPECT_GT(std::fabs(outcome.lse_at(0, 0)), 1e5f);
-        expect_call(outcome, args_of(step), Bounds::exact(), label(backend, path.name, "scores of 1e5"));
+        expect_call(outcome, args_of(step), Bounds::exact(),
+                    label(backend, path.name, "scores of 1e5"));
       }
     }
   }
@@ -596,9 +645,11 @@ TEST(HostileValues, ScoresOfAHundredThousand) {
     const Outcome outcome = run(step, backend);
     for (int64_t row = 0; row < step.rows(); ++row) {
       for (int64_t head = 0; head < step.heads(); ++head) {
-        for (int64_t d = 0; d < 64; ++d) ASSERT_TRUE(std::isfinite(outcome.at(row, head, d))) << backend;
+        for (int64_t d = 0; d < 64; ++d)
+          ASSERT_TRUE(std::isfinite(outcome.at(row, head, d))) << backend;
         const double lse = oracle(args_of(step), row, head).lse;
-        ASSERT_NEAR(outcome.lse_at(row, head), lse, std::max(2e-3, 1e-5 * std::fabs(lse))) << backend;
+        ASSERT_NEAR(outcome.lse_at(row, head), lse, std::max(2e-3, 1e-5 * std::fabs(lse)))
+            << backend;
       }
     }
   }
@@ -629,7 +680,8 @@ TEST(HostileValues, FirstVisitedPagesAreMasked) {
     for (const char* backend : kBackends) {
       for (const Path& path : kPaths) {
         const Outcome outcome = path.run(step, backend, DType::f32);
-        expect_call(outcome, args_of(step), Bounds::exact(), label(backend, path.name, std::to_string(heads) + " heads"));
+        expect_call(outcome, args_of(step), Bounds::exact(),
+                    label(backend, path.name, std::to_string(heads) + " heads"));
       }
     }
   }
@@ -639,13 +691,15 @@ TEST(HostileValues, FirstPagesOfTheListAreInvalid) {
   // Planned path: the list starts with entries -1, only the own region is left.
   Step step = make_synthetic_step(small(4, 1, 64, 21));
   for (int64_t row = 0; row < step.rows(); ++row) {
-    for (int64_t entry = 0; entry + 1 < entries_of(step, row); ++entry) region_of(step, row, 0, entry) = -3;
+    for (int64_t entry = 0; entry + 1 < entries_of(step, row); ++entry)
+      region_of(step, row, 0, entry) = -3;
   }
   for (const char* backend : kBackends) {
     for (const Path& path : kPaths) {
       const Outcome outcome = path.run(step, backend, DType::f32);
       EXPECT_EQ(outcome.status, status_region);
-      expect_call(outcome, args_of(step), Bounds::exact(), label(backend, path.name, "own region alone"));
+      expect_call(outcome, args_of(step), Bounds::exact(),
+                  label(backend, path.name, "own region alone"));
     }
   }
 }
@@ -670,10 +724,12 @@ TEST(HostileValues, ScoresUpTo64InEveryType) {
         step.scale *= static_cast<float>(64.0 / largest);
         for (const char* backend : kBackends) {
           for (const Path& path : kPaths) {
-            const std::string what = label(backend, path.name, std::string(octopage::name(query)) + " " +
-                                                                   octopage::name(kv) + " " + std::to_string(dim));
+            const std::string what = label(backend, path.name,
+                                           std::string(octopage::name(query)) + " " +
+                                               octopage::name(kv) + " " + std::to_string(dim));
             expect_call(path.run(step, backend, DType::f32), args_of(step), Bounds::exact(), what);
-            expect_call(path.run(step, backend, query), args_of(step), Bounds::of(args_of(step), query), what);
+            expect_call(path.run(step, backend, query), args_of(step),
+                        Bounds::of(args_of(step), query), what);
           }
         }
       }
@@ -722,20 +778,23 @@ Strided strided(const Step& step, const CacheLayout& layout, bool backwards) {
   const int64_t stride_group = layout.groups_per_token ? cell : span;
   const int64_t stride_block = layout.groups_per_token ? span : groups * span;
   s.cache.assign(static_cast<size_t>(shape[0] * stride_block + 8), kGarbage);
-  uint16_t* begin = s.cache.data() + (16 - reinterpret_cast<uintptr_t>(s.cache.data()) % 16) % 16 / 2;
+  uint16_t* begin =
+      s.cache.data() + (16 - reinterpret_cast<uintptr_t>(s.cache.data()) % 16) % 16 / 2;
   for (int64_t block = 0; block < shape[0]; ++block) {
     for (int64_t group = 0; group < groups; ++group) {
       for (int64_t token = 0; token < shape[2]; ++token) {
         std::copy_n(static_cast<const uint16_t*>(step.kv_cache.data) +
                         ((block * groups + group) * shape[2] + token) * 2 * dim,
-                    2 * dim, begin + block * stride_block + group * stride_group + token * stride_token);
+                    2 * dim,
+                    begin + block * stride_block + group * stride_group + token * stride_token);
       }
     }
   }
   s.args.kv_cache.data = begin;
   s.args.kv_cache.strides = {stride_block, stride_group, stride_token, 1};
 
-  // Regions as [region_count, groups, rows] and more; owners, positions and table every third place.
+  // Regions as [region_count, groups, rows] and more; owners, positions and table every third
+  // place.
   const int64_t count = step.region_count();
   s.regions.assign(static_cast<size_t>(2 * count * groups * rows), kNanPattern);
   s.args.regions.strides = {2, 2 * rows, 2 * rows * groups};
@@ -752,7 +811,8 @@ Strided strided(const Step& step, const CacheLayout& layout, bool backwards) {
   s.positions.assign(static_cast<size_t>(3 * rows), INT64_MAX);
   for (int64_t row = 0; row < rows; ++row) {
     s.owners[static_cast<size_t>(3 * row)] = static_cast<const int32_t*>(step.owners.data)[row];
-    s.positions[static_cast<size_t>(3 * row)] = static_cast<const int32_t*>(step.positions.data)[row];
+    s.positions[static_cast<size_t>(3 * row)] =
+        static_cast<const int32_t*>(step.positions.data)[row];
   }
   s.args.owners.data = s.owners.data();
   s.args.owners.strides[0] = 3;
@@ -783,7 +843,8 @@ TEST(HostileLayouts, StridesOfEveryTensor) {
       for (const bool backwards : {false, true}) {
         const Strided s = strided(step, layout, backwards);
         for (const char* backend : kBackends) {
-          const std::string what = label(backend, layout.name, backwards ? "query backwards" : "query forwards");
+          const std::string what =
+              label(backend, layout.name, backwards ? "query backwards" : "query forwards");
           const Outcome outcome = run(s.args, on(backend));
           EXPECT_EQ(outcome.status, 0) << what;
           expect_call(outcome, args_of(step), Bounds::exact(), what);
@@ -813,36 +874,46 @@ TEST(HostileLayouts, GapsOfTheOutputsStayAsTheyWere) {
     const int64_t bytes = itemsize(dtype);
     for (const bool backwards : {false, true}) {
       for (const char* backend : kBackends) {
-        const std::string what = label(backend, octopage::name(dtype), backwards ? "backwards" : "forwards");
+        const std::string what =
+            label(backend, octopage::name(dtype), backwards ? "backwards" : "forwards");
         Fenced output(static_cast<size_t>(rows * stride_row * bytes));
         Fenced lse(static_cast<size_t>(rows * lse_row) * 4);
         SparsePrefillArgs args = args_of(step);
         const auto place = [&](int64_t row) { return backwards ? rows - 1 - row : row; };
-        args.output = TensorView::contiguous(output.data() + place(0) * stride_row * bytes, dtype, {rows, heads, dim});
+        args.output = TensorView::contiguous(output.data() + place(0) * stride_row * bytes, dtype,
+                                             {rows, heads, dim});
         args.output.strides = {backwards ? -stride_row : stride_row, stride_head, 1};
-        args.lse = TensorView::contiguous(lse.data() + place(0) * lse_row * 4, DType::f32, {rows, heads});
+        args.lse =
+            TensorView::contiguous(lse.data() + place(0) * lse_row * 4, DType::f32, {rows, heads});
         args.lse.strides = {backwards ? -lse_row : lse_row, lse_head};
         sparse_prefill(args, on(backend));
         const Outcome expected = run(step, backend, dtype);
         std::vector<bool> written(output.size(), false), lse_written(lse.size(), false);
         for (int64_t row = 0; row < rows; ++row) {
           for (int64_t head = 0; head < heads; ++head) {
-            const auto at = static_cast<size_t>((place(row) * stride_row + head * stride_head) * bytes);
+            const auto at =
+                static_cast<size_t>((place(row) * stride_row + head * stride_head) * bytes);
             const auto from = static_cast<size_t>((row * heads + head) * dim * bytes);
-            ASSERT_EQ(std::memcmp(output.data() + at, expected.output.data() + from, static_cast<size_t>(dim * bytes)), 0)
+            ASSERT_EQ(std::memcmp(output.data() + at, expected.output.data() + from,
+                                  static_cast<size_t>(dim * bytes)),
+                      0)
                 << what << ", row " << row << ", head " << head;
             std::fill_n(written.begin() + static_cast<int64_t>(at), dim * bytes, true);
             const auto lse_at = static_cast<size_t>(place(row) * lse_row + head * lse_head) * 4;
-            ASSERT_EQ(std::memcmp(lse.data() + lse_at, &expected.lse[static_cast<size_t>(row * heads + head)], 4), 0)
+            ASSERT_EQ(std::memcmp(lse.data() + lse_at,
+                                  &expected.lse[static_cast<size_t>(row * heads + head)], 4),
+                      0)
                 << what << ", lse of row " << row;
             std::fill_n(lse_written.begin() + static_cast<int64_t>(lse_at), 4, true);
           }
         }
         for (size_t i = 0; i < written.size(); ++i) {
-          ASSERT_TRUE(written[i] || output.data()[i] == kPoison) << what << ": byte " << i << " of a gap was written";
+          ASSERT_TRUE(written[i] || output.data()[i] == kPoison)
+              << what << ": byte " << i << " of a gap was written";
         }
         for (size_t i = 0; i < lse_written.size(); ++i) {
-          ASSERT_TRUE(lse_written[i] || lse.data()[i] == kPoison) << what << ": byte " << i << " of a gap of lse";
+          ASSERT_TRUE(lse_written[i] || lse.data()[i] == kPoison)
+              << what << ": byte " << i << " of a gap of lse";
         }
         EXPECT_TRUE(output.fences_intact() && lse.fences_intact()) << what;
       }
@@ -867,7 +938,8 @@ TEST(HostileLayouts, StridesOfSingleElementsMeanNothing) {
     args.owners.strides[0] = args.positions.strides[0] = garbage;
     args.regions.strides[0] = args.regions.strides[1] = garbage;
     args.block_table.strides[0] = garbage;
-    expect_same_bits(run(args, on("reference")), reference, "reference, stride " + std::to_string(garbage));
+    expect_same_bits(run(args, on("reference")), reference,
+                     "reference, stride " + std::to_string(garbage));
     expect_same_bits(run(args, on("cpu")), cpu, "cpu, stride " + std::to_string(garbage));
   }
 }
@@ -912,7 +984,8 @@ Step all_codes() {
   step.k_scale = 0.25f;
   step.v_scale = 2.0f;
   std::memset(step.query.data, 0, static_cast<size_t>(step.query.size()) * 2);
-  std::memset(step.kv_cache.data, 0x7f, static_cast<size_t>(step.kv_cache.size()));  // unwritten: NaN
+  std::memset(step.kv_cache.data, 0x7f,
+              static_cast<size_t>(step.kv_cache.size()));  // unwritten: NaN
   auto* cache = static_cast<uint8_t*>(step.kv_cache.data);
   for (int32_t code = 0; code < 256; ++code) {
     put(step.query, code * 128, 1.0f);
@@ -941,12 +1014,14 @@ TEST(HostileF8, EveryCode) {
         const Outcome outcome = path.run(step, backend, DType::f32);
         EXPECT_EQ(outcome.status, 0);
         for (int64_t code = 0; code < 256; ++code) {
-          const std::string what = label(backend, path.name, (in_k ? "K code " : "V code ") + std::to_string(code));
+          const std::string what =
+              label(backend, path.name, (in_k ? "K code " : "V code ") + std::to_string(code));
           // Exponent bias 7, three bits of mantissa, no infinity, 0x7f and 0xff are NaN.
           const int64_t exponent = code >> 3 & 15, mantissa = code & 7;
           const bool nan = (code & 0x7f) == 0x7f;
-          const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9)
-                                                 : std::ldexp(8 + mantissa, static_cast<int>(exponent) - 10);
+          const double magnitude = exponent == 0
+                                       ? std::ldexp(mantissa, -9)
+                                       : std::ldexp(8 + mantissa, static_cast<int>(exponent) - 10);
           const double value = (code & 0x80) != 0 ? -magnitude : magnitude;
           for (int64_t head = 0; head < 2; ++head) {
             // One visible token: out = V, lse = its score. All powers of two: exact.
@@ -985,26 +1060,33 @@ TEST(HostileF8, ScalesAndTypes) {
     SparsePrefillArgs pointers = args_of(step);
     pointers.k_scale = Scale::at(&k_scale);
     pointers.v_scale = Scale::at(&v_scale);
-    expect_same_bits(run(pointers, on(backend)), expected, label(backend, "direct", "scales by pointer"));
+    expect_same_bits(run(pointers, on(backend)), expected,
+                     label(backend, "direct", "scales by pointer"));
     for (const bool k : {true, false}) {
       const char* scale = k ? "k_scale" : "v_scale";
       for (const Scale& bad : {Scale{}, Scale::at(nullptr)}) {
         SparsePrefillArgs missing = args_of(step);
         (k ? missing.k_scale : missing.v_scale) = bad;
-        expect_error([&] { run(missing, on(backend)); }, ErrorCode::invalid_argument, {scale}, scale);
+        expect_error([&] { run(missing, on(backend)); }, ErrorCode::invalid_argument, {scale},
+                     scale);
       }
     }
     // Planned path: the same rule.
     CompactPagedPrefill plan;
     const std::vector<int64_t> positions(static_cast<size_t>(step.rows()), 7);
-    plan.plan({.query_shape = {step.rows(), 3, 64}, .dtype = DType::bf16, .device = {}, .positions = positions,
-               .region_count = step.region_count(), .scale = step.scale, .block_size = step.block_size()});
+    plan.plan({.query_shape = {step.rows(), 3, 64},
+               .dtype = DType::bf16,
+               .device = {},
+               .positions = positions,
+               .region_count = step.region_count(),
+               .scale = step.scale,
+               .block_size = step.block_size()});
     std::vector<float> output(static_cast<size_t>(step.rows() * 3 * 64));
     const auto view = TensorView::contiguous(output.data(), DType::f32, {step.rows(), 3, 64});
     expect_error(
         [&] {
-          plan.finish(step.query.slice(1, 0, 3), step.kv_cache.slice(1, 0, 1), view, {}, Scale::of(1.0f), {},
-                      on(backend));
+          plan.finish(step.query.slice(1, 0, 3), step.kv_cache.slice(1, 0, 1), view, {},
+                      Scale::of(1.0f), {}, on(backend));
         },
         ErrorCode::invalid_argument, {"v_scale", "f8_e4m3fn"}, "planned");
   }
@@ -1014,7 +1096,8 @@ TEST(HostileF8, ScalesAndTypes) {
     SparsePrefillArgs args = args_of(plain);
     args.k_scale = Scale::at(nullptr);
     args.v_scale = Scale::of(kNan);
-    expect_same_bits(run(args, on(backend)), run(plain, backend), label(backend, "direct", "scales of bf16"));
+    expect_same_bits(run(args, on(backend)), run(plain, backend),
+                     label(backend, "direct", "scales of bf16"));
   }
 }
 
@@ -1039,8 +1122,8 @@ TEST(HostileShapes, EveryHeadCount) {
   }
   const Step many = make_synthetic_step(small(129, 1, 64, 1));
   for (const char* backend : kBackends) {
-    expect_error([&] { run(many, backend); }, ErrorCode::unsupported, {backend, "heads per group", "128", "129"},
-                 backend);
+    expect_error([&] { run(many, backend); }, ErrorCode::unsupported,
+                 {backend, "heads per group", "128", "129"}, backend);
   }
 }
 
@@ -1051,8 +1134,8 @@ TEST(HostileShapes, OtherHeadDimsAreRefusedWithTheList) {
     std::vector<uint16_t> cache(static_cast<size_t>(step.kv_cache.shape[0] * 24 * 2 * dim + 8));
     const auto skew = (16 - reinterpret_cast<uintptr_t>(cache.data()) % 16) % 16 / 2;
     step.query = TensorView::contiguous(query.data(), DType::bf16, {step.rows(), 2, dim});
-    step.kv_cache =
-        TensorView::contiguous(cache.data() + skew, DType::bf16, {step.kv_cache.shape[0], 1, 24, 2 * dim});
+    step.kv_cache = TensorView::contiguous(cache.data() + skew, DType::bf16,
+                                           {step.kv_cache.shape[0], 1, 24, 2 * dim});
     for (const char* backend : kBackends) {
       expect_error([&] { run(step, backend); }, ErrorCode::unsupported,
                    {"64, 128, 192, 256", std::to_string(dim), backend}, backend);
@@ -1060,8 +1143,8 @@ TEST(HostileShapes, OtherHeadDimsAreRefusedWithTheList) {
     SparsePrefillArgs args = args_of(step);
     std::vector<float> output(static_cast<size_t>(step.rows() * 2 * dim));
     args.output = TensorView::contiguous(output.data(), DType::f32, {step.rows(), 2, dim});
-    expect_error([&] { sparse_prefill(args); }, ErrorCode::unsupported, {"64, 128, 192, 256", std::to_string(dim)},
-                 "no backend forced");
+    expect_error([&] { sparse_prefill(args); }, ErrorCode::unsupported,
+                 {"64, 128, 192, 256", std::to_string(dim)}, "no backend forced");
   }
 }
 
@@ -1090,14 +1173,16 @@ TEST(HostileShapes, ZeroWork) {
       options.strict = true;
       const Outcome outcome = run(args, options);
       EXPECT_EQ(outcome.status, 0);
-      for (int64_t row = 0; row < step.rows(); ++row) expect_empty_row(outcome, row, "region_count = 0");
+      for (int64_t row = 0; row < step.rows(); ++row)
+        expect_empty_row(outcome, row, "region_count = 0");
     }
     {
       SparsePrefillArgs args = args_of(step);
       args.block_table = TensorView::contiguous(nullptr, DType::i32, {0, 4});
       const Outcome outcome = run(args, on(backend));
       EXPECT_EQ(outcome.status, status_owner);
-      for (int64_t row = 0; row < step.rows(); ++row) expect_empty_row(outcome, row, "requests = 0");
+      for (int64_t row = 0; row < step.rows(); ++row)
+        expect_empty_row(outcome, row, "requests = 0");
     }
     {
       SparsePrefillArgs args = args_of(step);

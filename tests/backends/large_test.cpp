@@ -16,7 +16,8 @@ namespace {
 class Mapping {
  public:
   explicit Mapping(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
-    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory_ == MAP_FAILED) memory_ = nullptr;
   }
   ~Mapping() {
@@ -26,7 +27,9 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
 
   template <typename T>
-  T* as() const { return static_cast<T*>(memory_); }
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
   explicit operator bool() const { return memory_ != nullptr; }
 
   /// Memory that is there, to show that a call touched no more than it needed.
@@ -38,7 +41,8 @@ class Mapping {
       const size_t length = std::min(kChunk, bytes_ - at);
       if (mincore(static_cast<char*>(memory_) + at, length, pages.data()) != 0) return -1;
       const size_t count = (length + kSystemPage - 1) / kSystemPage;
-      for (size_t i = 0; i < count; ++i) resident += (pages[i] & 1) * static_cast<int64_t>(kSystemPage);
+      for (size_t i = 0; i < count; ++i)
+        resident += (pages[i] & 1) * static_cast<int64_t>(kSystemPage);
     }
     return resident;
   }
@@ -58,7 +62,8 @@ constexpr int64_t kElementLimit = int64_t{1} << 31;
 void write_tokens(uint16_t* rows, int64_t stride_token, int64_t tokens, std::mt19937& random) {
   std::normal_distribution<float> normal;
   for (int64_t token = 0; token < tokens; ++token) {
-    for (int64_t d = 0; d < 2 * kDim; ++d) rows[token * stride_token + d] = f32_to_bf16(normal(random));
+    for (int64_t d = 0; d < 2 * kDim; ++d)
+      rows[token * stride_token + d] = f32_to_bf16(normal(random));
   }
 }
 
@@ -69,11 +74,14 @@ struct SmallRows {
   std::vector<int32_t> owners, positions, regions;
 
   explicit SmallRows(std::mt19937& random, int64_t groups = 1)
-      : query(static_cast<size_t>(kRows * kHeads * groups * kDim)), owners(kRows, 0), positions(kRows, 63) {
+      : query(static_cast<size_t>(kRows * kHeads * groups * kDim)),
+        owners(kRows, 0),
+        positions(kRows, 63) {
     std::normal_distribution<float> normal;
     for (uint16_t& value : query) value = f32_to_bf16(normal(random));
     for (int64_t i = 0; i < kRows * groups; ++i) {
-      for (const int32_t region : {0, 3, 5, 7}) regions.push_back((region + static_cast<int32_t>(i)) % 7);
+      for (const int32_t region : {0, 3, 5, 7})
+        regions.push_back((region + static_cast<int32_t>(i)) % 7);
       regions.back() = 7;
       std::sort(regions.end() - 4, regions.end());
       if (std::unique(regions.end() - 4, regions.end()) != regions.end()) {
@@ -100,7 +108,8 @@ void expect_served(const SparsePrefillArgs& args, const Mapping& mapping, const 
   for (const char* backend : kBackends) {
     const Outcome outcome = run(args, on(backend));
     EXPECT_EQ(outcome.status, 0) << what;
-    ASSERT_NO_FATAL_FAILURE(expect_call(outcome, args, Bounds::exact(), std::string(backend) + ", " + what));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_call(outcome, args, Bounds::exact(), std::string(backend) + ", " + what));
     Step step;
     step.query = args.query;
     step.kv_cache = args.kv_cache;
@@ -111,10 +120,12 @@ void expect_served(const SparsePrefillArgs& args, const Mapping& mapping, const 
     step.scale = args.scale;
     const Outcome planned = run_planned(step, backend);
     EXPECT_EQ(planned.status, 0) << what << ", planned";
-    ASSERT_NO_FATAL_FAILURE(expect_call(planned, args, Bounds::exact(), std::string(backend) + " planned, " + what));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_call(planned, args, Bounds::exact(), std::string(backend) + " planned, " + what));
     double norm = 0;
     for (int64_t d = 0; d < kDim; ++d) norm += std::fabs(outcome.at(0, 0, d));
-    EXPECT_GT(norm, 1.0) << what << ": zeros were read, which a mapping holds where nothing was written";
+    EXPECT_GT(norm, 1.0) << what
+                         << ": zeros were read, which a mapping holds where nothing was written";
   }
   if (!kSanitized) {
     EXPECT_GT(mapping.resident_bytes(), 0) << what;
@@ -130,11 +141,13 @@ TEST(Large, ManyBlocksBeyondTwoToThe31Elements) {
   REQUIRE_MAPPING(mapping);
   std::mt19937 random(1);
   int32_t table[] = {2'399'999, 0, 2'099'000, 2'097'151, 2'097'152, 2'399'998, 1, 2'300'000};
-  for (const int32_t block : table) write_tokens(mapping.as<uint16_t>() + block * kBlock, 2 * kDim, 8, random);
+  for (const int32_t block : table)
+    write_tokens(mapping.as<uint16_t>() + block * kBlock, 2 * kDim, 8, random);
   SmallRows rows(random);
-  expect_served(rows.args(TensorView::contiguous(mapping.as<void>(), DType::bf16, {kBlocks, 1, 8, 2 * kDim}),
-                          TensorView::contiguous(table, DType::i32, {1, 8})),
-                mapping, "many blocks");
+  expect_served(
+      rows.args(TensorView::contiguous(mapping.as<void>(), DType::bf16, {kBlocks, 1, 8, 2 * kDim}),
+                TensorView::contiguous(table, DType::i32, {1, 8})),
+      mapping, "many blocks");
 }
 
 TEST(Large, GapsBetweenBlocksBeyondTwoToThe31Elements) {
@@ -144,11 +157,13 @@ TEST(Large, GapsBetweenBlocksBeyondTwoToThe31Elements) {
   REQUIRE_MAPPING(mapping);
   std::mt19937 random(2);
   int32_t table[] = {3, 0, 2, 1};
-  for (const int32_t block : table) write_tokens(mapping.as<uint16_t>() + block * kStride, 2 * kDim, 16, random);
+  for (const int32_t block : table)
+    write_tokens(mapping.as<uint16_t>() + block * kStride, 2 * kDim, 16, random);
   TensorView cache = TensorView::contiguous(mapping.as<void>(), DType::bf16, {4, 1, 16, 2 * kDim});
   cache.strides[0] = kStride;
   SmallRows rows(random);
-  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 4})), mapping, "gaps");
+  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 4})), mapping,
+                "gaps");
 }
 
 TEST(Large, GroupsBeyondTwoToThe31Elements) {
@@ -164,7 +179,8 @@ TEST(Large, GroupsBeyondTwoToThe31Elements) {
   TensorView cache = TensorView::contiguous(mapping.as<void>(), DType::bf16, {4, 2, 16, 2 * kDim});
   cache.strides = {kBlock, kGroupStride, 2 * kDim, 1};
   SmallRows rows(random, 2);
-  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 4})), mapping, "groups");
+  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 4})), mapping,
+                "groups");
 }
 
 TEST(Large, TokensFarApart) {
@@ -184,28 +200,34 @@ TEST(Large, TokensFarApart) {
     int32_t* entries = rows.regions.data() + row * SmallRows::kEntries;
     entries[0] = 0, entries[1] = 1, entries[2] = entries[3] = INT_MIN;  // two count
   }
-  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 1})), mapping, "tokens");
+  expect_served(rows.args(cache, TensorView::contiguous(table, DType::i32, {1, 1})), mapping,
+                "tokens");
 }
 
 TEST(Large, QueryAndOutputsBeyondTwoToThe31Elements) {
   // Three rows, each 2^31 + 64 elements from the next, in the query, the output and lse.
-  constexpr int64_t kStride = kElementLimit + 64, kRows = SmallRows::kRows, kHeads = SmallRows::kHeads;
+  constexpr int64_t kStride = kElementLimit + 64, kRows = SmallRows::kRows,
+                    kHeads = SmallRows::kHeads;
   const Mapping query(((kRows - 1) * kStride + kHeads * kDim) * 2);
-  const Mapping output(((kRows - 1) * kStride + kHeads * kDim) * 4), lse(((kRows - 1) * kStride + kHeads) * 4);
+  const Mapping output(((kRows - 1) * kStride + kHeads * kDim) * 4),
+      lse(((kRows - 1) * kStride + kHeads) * 4);
   REQUIRE_MAPPING(query);
   REQUIRE_MAPPING(output);
   REQUIRE_MAPPING(lse);
   std::mt19937 random(5);
   std::vector<uint16_t> memory(8 * 8 * 2 * kDim + 8);
-  uint16_t* tokens = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16 / 2;
+  uint16_t* tokens =
+      memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16 / 2;
   write_tokens(tokens, 2 * kDim, 64, random);
   int32_t table[] = {4, 1, 7, 0, 2, 6, 3, 5};
   SmallRows rows(random);
-  SparsePrefillArgs args = rows.args(TensorView::contiguous(tokens, DType::bf16, {8, 1, 8, 2 * kDim}),
-                                     TensorView::contiguous(table, DType::i32, {1, 8}));
+  SparsePrefillArgs args =
+      rows.args(TensorView::contiguous(tokens, DType::bf16, {8, 1, 8, 2 * kDim}),
+                TensorView::contiguous(table, DType::i32, {1, 8}));
   const SparsePrefillArgs compact = args;
   for (int64_t row = 0; row < kRows; ++row) {
-    std::copy_n(rows.query.data() + row * kHeads * kDim, kHeads * kDim, query.as<uint16_t>() + row * kStride);
+    std::copy_n(rows.query.data() + row * kHeads * kDim, kHeads * kDim,
+                query.as<uint16_t>() + row * kStride);
   }
   args.query.data = query.as<void>();
   args.query.strides[0] = kStride;
@@ -225,9 +247,12 @@ TEST(Large, QueryAndOutputsBeyondTwoToThe31Elements) {
     sparse_prefill(far, on(backend));
     for (int64_t row = 0; row < kRows; ++row) {
       const auto at = static_cast<size_t>(row * kHeads);
-      ASSERT_EQ(std::memcmp(output.as<float>() + row * kStride, expected.output.data() + at * kDim * 4, kHeads * kDim * 4), 0)
+      ASSERT_EQ(std::memcmp(output.as<float>() + row * kStride,
+                            expected.output.data() + at * kDim * 4, kHeads * kDim * 4),
+                0)
           << backend << ", row " << row;
-      ASSERT_EQ(std::memcmp(lse.as<float>() + row * kStride, &expected.lse[at], kHeads * 4), 0) << backend << row;
+      ASSERT_EQ(std::memcmp(lse.as<float>() + row * kStride, &expected.lse[at], kHeads * 4), 0)
+          << backend << row;
     }
     // A head stride beyond 2^31 too: rows and heads change places.
     SparsePrefillArgs heads = args;
@@ -235,8 +260,10 @@ TEST(Large, QueryAndOutputsBeyondTwoToThe31Elements) {
     heads.query.shape[0] = kHeads;
     heads.query.strides = {kDim, kStride, 1};
     heads.output = {};
-    for (TensorView* tensor : {&heads.owners, &heads.positions, &heads.regions}) *tensor = tensor->slice(0, 0, kHeads);
-    expect_call(run(heads, on(backend)), heads, Bounds::exact(), std::string(backend) + ", far heads");
+    for (TensorView* tensor : {&heads.owners, &heads.positions, &heads.regions})
+      *tensor = tensor->slice(0, 0, kHeads);
+    expect_call(run(heads, on(backend)), heads, Bounds::exact(),
+                std::string(backend) + ", far heads");
   }
 }
 
@@ -248,17 +275,20 @@ TEST(Large, SelectionsBeyondTwoToThe31Elements) {
   REQUIRE_MAPPING(table_memory);
   std::mt19937 random(6);
   std::vector<uint16_t> memory(8 * 8 * 2 * kDim + 8);
-  uint16_t* tokens = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16 / 2;
+  uint16_t* tokens =
+      memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16 / 2;
   write_tokens(tokens, 2 * kDim, 64, random);
   int32_t table[] = {4, 1, 7, 0, 2, 6, 3, 5};
   SmallRows rows(random);
-  SparsePrefillArgs args = rows.args(TensorView::contiguous(tokens, DType::bf16, {8, 1, 8, 2 * kDim}),
-                                     TensorView::contiguous(table, DType::i32, {1, 8}));
+  SparsePrefillArgs args =
+      rows.args(TensorView::contiguous(tokens, DType::bf16, {8, 1, 8, 2 * kDim}),
+                TensorView::contiguous(table, DType::i32, {1, 8}));
   const SparsePrefillArgs compact = args;
   for (int64_t row = 0; row < kRows; ++row) {
     std::copy_n(rows.regions.data() + row * 4, 4, regions.as<int32_t>() + row * kStride);
   }
-  for (int64_t column = 0; column < 8; ++column) table_memory.as<int32_t>()[column * (kStride / 2)] = table[column];
+  for (int64_t column = 0; column < 8; ++column)
+    table_memory.as<int32_t>()[column * (kStride / 2)] = table[column];
   args.regions.data = regions.as<void>();
   args.regions.strides[0] = kStride;
   args.block_table.data = table_memory.as<void>();
@@ -272,8 +302,16 @@ TEST(Large, SelectionsBeyondTwoToThe31Elements) {
 
 TEST(Large, SeventyThousandRows) {
   constexpr int64_t kRows = kSanitized ? 66'000 : 70'000;
-  Step step = make_synthetic_step({.rows = kRows, .requests = 3, .context = 24'000, .groups = 1, .heads = 1, .dim = kDim,
-                                   .region_count = 3, .block_size = 16, .local_regions = 1, .seed = 9});
+  Step step = make_synthetic_step({.rows = kRows,
+                                   .requests = 3,
+                                   .context = 24'000,
+                                   .groups = 1,
+                                   .heads = 1,
+                                   .dim = kDim,
+                                   .region_count = 3,
+                                   .block_size = 16,
+                                   .local_regions = 1,
+                                   .seed = 9});
   // A few rows of nonsense far behind row 65,535.
   owner_of(step, 65'600) = 3;
   region_of(step, 65'700, 0, 0) = INT_MAX;
@@ -287,7 +325,8 @@ TEST(Large, SeventyThousandRows) {
     for (int64_t row = 0; row < kRows; row += row < 65'500 || row > 65'850 ? 977 : 1) {
       ASSERT_NO_FATAL_FAILURE(expect_line(outcome, row, args, row, 0, Bounds::exact(), backend));
     }
-    ASSERT_NO_FATAL_FAILURE(expect_line(outcome, kRows - 1, args, kRows - 1, 0, Bounds::exact(), backend));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_line(outcome, kRows - 1, args, kRows - 1, 0, Bounds::exact(), backend));
     // Every row was written.
     uint32_t poison;
     std::memset(&poison, kPoison, sizeof(poison));
@@ -298,15 +337,21 @@ TEST(Large, SeventyThousandRows) {
     }
     Options strict = on(backend);
     strict.strict = true;
-    expect_error([&] { run(args, strict); }, ErrorCode::invalid_entry, {"owners[row 65600] = 3"}, backend);
+    expect_error([&] { run(args, strict); }, ErrorCode::invalid_entry, {"owners[row 65600] = 3"},
+                 backend);
   }
   // The planned path lists 2^31 - 1 entries at most, and says so before it allocates.
   const std::vector<int64_t> positions(70'000, 1'000'000);
   CompactPagedPrefill plan;
   expect_error(
       [&] {
-        plan.plan({.query_shape = {70'000, 1, kDim}, .dtype = DType::bf16, .device = {}, .positions = positions,
-                   .region_count = 40'000, .scale = 1.0f, .block_size = 16});
+        plan.plan({.query_shape = {70'000, 1, kDim},
+                   .dtype = DType::bf16,
+                   .device = {},
+                   .positions = positions,
+                   .region_count = 40'000,
+                   .scale = 1.0f,
+                   .block_size = 16});
       },
       ErrorCode::invalid_argument, {}, "too many entries");
   EXPECT_FALSE(plan.planned());
