@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/performance.md from the JSON files in measurements/: no figure is typed.
+
+    bench/report.py            rewrite the tables
+    bench/report.py --check    exit 1 if the page does not show what the files say
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/performance.md"
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def cpu_tables(path):
+    report = json.loads(path.read_text())
+    context = report["context"]
+    rates = {}
+    for run in report["benchmarks"]:
+        if run.get("run_type") == "iteration" and "GFLOP/s" in run:
+            rates.setdefault(run["run_name"].replace("/real_time", ""), []).append(run["GFLOP/s"])
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    spread = {name: (max(v) - min(v)) / statistics.median(v) for name, v in rates.items()}
+
+    def ratio(a, b):
+        return f"{median[a] / median[b]:.2f}"
+
+    where = (f"{context['octopage_cpu']}; BLAS: {context['blas']}; {context['num_cpus']} cores; "
+             f"{len(rates['sgemm/1'])} repetitions, interleaved; largest spread {max(spread.values()):.0%}; "
+             f"revision {context.get('revision', 'unknown')[:12]}.")
+    targets = table(
+        ["ratio, same run", "measured", "target"],
+        [["octopage over sgemm 2048^3, 1 thread", ratio("octopage_cpu/1", "sgemm/1"), "at least 0.50"],
+         ["octopage over sgemm 2048^3, 2 threads", ratio("octopage_cpu/2", "sgemm/2"), "at least 0.50"],
+         ["octopage over gather-then-matmul, 1 thread", ratio("octopage_cpu/1", "gather_matmul/1"), "at least 2"],
+         ["octopage over gather-then-matmul, 2 threads", ratio("octopage_cpu/2", "gather_matmul/2"), "at least 2"],
+         ["octopage, 2 threads over 1", ratio("octopage_cpu/2", "octopage_cpu/1"), "near 2"]])
+    context_rows = [[f"context {n}", ratio(f"by_context/{n}", "by_context/8192")] for n in (8192, 32768, 131072, 524288)]
+    keep_rows = [[f"keep {n / 100}", ratio(f"by_keep/{n}", "by_keep/100")] for n in (100, 95, 80, 50, 0)]
+    kinds = {0: "bf16", 1: "f16", 3: "f8_e4m3fn"}
+    type_rows = [[f"cache {kinds[n]}", ratio(f"by_cache_type/{n}", "by_cache_type/0")] for n in kinds]
+    memory = [[f"{threads} threads", f"{int(context[f'workspace_bytes_16384_rows_{threads}_threads']) / 2**20:.1f} MiB"]
+              for threads in (1, 2, 16, 64)]
+    return "\n\n".join([
+        "Measured on: " + where, targets,
+        "Rate by context length, over that at 8,192 tokens (1 thread):", table(["case", "relative rate"], context_rows),
+        "Rate by overlap of neighbouring rows, over identical selections (1 thread):",
+        table(["case", "relative rate"], keep_rows),
+        "Rate by cache type, over bf16 (1 thread):", table(["case", "relative rate"], type_rows),
+        "Memory beyond inputs and output, direct path, 16,384 rows (target: under 64 MiB):",
+        table(["threads", "workspace"], memory)])
+
+
+def gpu_tables(path):
+    evidence = json.loads(path.read_text())
+    results = {r["name"]: r for r in evidence["benchmarks"]["results"]}
+    peer = evidence["peer"]
+    where = (f"{evidence['gpu']}, driver {evidence['driver']}, {evidence['date']}, revision {evidence['revision'][:12]}, "
+             f"command `{evidence['command']}`.")
+    attention = []
+    for name, result in results.items():
+        match = re.match(r"(direct|planned)/rows:(\d+)/context:(\d+)/keep:([\d.]+)/(\w+)", name)
+        if match:
+            attention.append([*match.groups(), f"{result['median_us'] / 1000:.3f} ms", f"{result['TFLOP/s']:.0f}"])
+    parts = ["Measured on: " + where,
+             table(["path", "rows", "context", "keep", "cache", "time", "useful TFLOP/s"], attention)]
+    if "attention_ms_median" in peer:
+        ours = results["planned/rows:4096/context:131072/keep:0.95/bf16"]["median_us"] / 1000
+        plan = results["plan/host_time"]["median_us"] / 1000
+        parts += ["Beside today's attention in the same run:",
+                  table(["4096 rows, context 131072, keep 0.95, bf16", "time"],
+                        [[peer["peer"], f"{peer['attention_ms_median']:.3f} ms"], ["octopage, planned", f"{ours:.3f} ms"],
+                         ["peer over octopage", f"{peer['attention_ms_median'] / ours:.2f}"],
+                         ["peer's plan, 4096 rows, host", f"{peer['plan_ms']:.1f} ms"],
+                         ["octopage's plan, 16384 rows, host", f"{plan:.3f} ms"]])]
+    copies = []
+    for name, result in results.items():
+        copy = results.get(name + "_copy_of_as_many_bytes")
+        if copy:
+            copies.append([name, f"{result['median_us']:.1f} us", f"{copy['median_us']:.1f} us",
+                           f"{copy['median_us'] / result['median_us']:.2f}"])
+    parts += ["Fill (16,384 rows) and staging beside a plain copy of as many bytes (target: 0.80):",
+              table(["call", "time", "plain copy", "ratio"], copies)]
+    tests, sanitizers = evidence["tests"], evidence["sanitizers"]
+    parts.append(f"The same run passed {tests['passed']} GPU tests and {evidence['cases']['runs']} runs of the given step files; "
+                 + "; ".join(f"{tool}: {result['tests']} tests, {result['summary'].strip('= ')}"
+                             for tool, result in sanitizers.items()) + ".")
+    return "\n\n".join(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    page = PAGE.read_text()
+    fresh = page
+    for kind, render in (("cpu", cpu_tables), ("gpu", gpu_tables)):
+        for name in re.findall(rf"<!-- {kind} (\S+) -->", page):
+            pattern = re.compile(rf"(<!-- {kind} {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+            body = render(ROOT / "measurements" / name)
+            fresh = pattern.sub(lambda m: m.group(1) + "\n" + body + "\n\n" + m.group(2), fresh)
+    if args.check:
+        sys.exit(0 if fresh == page else "docs/performance.md does not show what measurements/ says: run bench/report.py")
+    PAGE.write_text(fresh)
+
+
+if __name__ == "__main__":
+    main()
