@@ -49,7 +49,7 @@ struct PageLookup {
 
 /// The region that holds a position: floor(position / 8), so -1 for -8 .. -1.
 OCTOPAGE_HOST_DEVICE constexpr int64_t region_of_position(int64_t position) {
-  return position >= 0 ? position / kPageTokens : -((kPageTokens - 1 - position) / kPageTokens);
+  return position >= 0 ? position / kPageTokens : ~(~position / kPageTokens);
 }
 
 /// How many entries of a row's selection count: min(position / 8 + 1, region_count), 0 for padding.
