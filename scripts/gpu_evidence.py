@@ -50,12 +50,14 @@ def build():
         "tests": ROOT / "build/cuda/tests/cuda/octopage_cuda_tests",
         "bench": ROOT / "build/cuda/bench/octopage_bench_gpu",
         "cli": ROOT / "build/cuda/tools/octopage/octopage",
+        "indexer": ROOT / "build/cuda/examples/cuda/octopage_example_indexer",
     }
 
 
 def prebuilt(directory):
     directory = pathlib.Path(directory).resolve()
-    return {"tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage"}
+    return {"tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage",
+            "indexer": directory / "octopage_example_indexer"}
 
 
 def run_tests(programs):
@@ -132,6 +134,7 @@ def main():
         scratch = pathlib.Path(scratch)
         evidence["tests"] = run_tests(programs)
         evidence["cases"] = run_cases(programs)
+        evidence["example_indexer_exit_code"] = run([programs["indexer"]], 60)[0]
         evidence["benchmarks"] = run_benchmarks(programs, scratch)
         evidence["peer"] = run_peer(scratch)
         evidence["sanitizers"] = run_sanitizers(programs)
@@ -140,6 +143,7 @@ def main():
     out.write_text(json.dumps(evidence, indent=1) + "\n")
     bad = [f"tests: {evidence['tests']}"] if evidence["tests"]["exit_code"] else []
     bad += evidence["cases"]["failed"]
+    bad += ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"{tool}: {result}" for tool, result in evidence["sanitizers"].items() if result["exit_code"]]
     print(f"{evidence['tests']['passed']} tests, {evidence['cases']['runs']} case runs, evidence in {out}")
     for result in evidence["benchmarks"].get("results", []):

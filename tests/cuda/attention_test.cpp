@@ -1,6 +1,7 @@
 // Random shapes and hostile inputs on the device against the float64 reference.
 
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "cuda/device_step.hpp"
@@ -169,6 +170,114 @@ TEST(Attention, NonFiniteInputsStayInTheirRow) {
     EXPECT_EQ(same, row != 5 && row != 7) << row;
   }
   EXPECT_TRUE(std::isnan(after.output[static_cast<size_t>(5 * row_elements)]));
+}
+
+TEST(Attention, ANonFiniteWrittenTokenShowsOnlyWhereItIsSelected) {
+  SyntheticSpec spec = small(4, 1, 64, 31);
+  spec.poison = false;
+  spec.requests = 1;
+  const Step step = make_synthetic_step(spec);
+  // NaN and Inf in V of a whole block: rows that select none of its regions keep their bits.
+  std::vector<uint16_t> memory(static_cast<size_t>(step.kv_cache.size()) + 8);
+  void* aligned = memory.data();
+  size_t space = memory.size() * 2;
+  std::align(16, static_cast<size_t>(step.kv_cache.size()) * 2, aligned, space);
+  auto* cache = static_cast<uint16_t*>(aligned);
+  std::memcpy(cache, step.kv_cache.data, static_cast<size_t>(step.kv_cache.size()) * 2);
+  const int64_t column = 9, regions_per_block = 3;
+  const int64_t block = static_cast<const int32_t*>(step.block_table.data)[column];
+  for (int64_t t = 0; t < 24; ++t) {
+    for (int64_t d = 0; d < 64; ++d) cache[(block * 24 + t) * 128 + 64 + d] = t % 2 == 0 ? 0x7fc0 : 0x7f80;
+  }
+  Step dirty = step;
+  dirty.kv_cache.data = cache;
+  DeviceStep clean_device(step), dirty_device(dirty);
+  const Result before = clean_device.direct(), after = dirty_device.direct();
+  int64_t touched = 0;
+  for (int64_t row = 0; row < step.rows(); ++row) {
+    bool selects = false;
+    for (int64_t i = 0; i < 21; ++i) {
+      selects |= static_cast<const int32_t*>(step.regions.data)[row * 21 + i] / regions_per_block == column;
+    }
+    const auto begin = static_cast<size_t>(row * 4 * 64);
+    const bool same = std::memcmp(after.output.data() + begin, before.output.data() + begin, 4 * 64 * 4) == 0;
+    EXPECT_EQ(same, !selects) << row;
+    touched += selects ? 1 : 0;
+  }
+  EXPECT_GT(touched, 0);
+  EXPECT_LT(touched, step.rows());
+}
+
+TEST(Attention, TableWidthAndStaleTails) {
+  SyntheticSpec spec = small(16, 1, 128, 77);
+  spec.requests = 1;
+  const Step step = make_synthetic_step(spec);
+  // A table cut short: regions past its width are invalid; one with a garbage tail: nothing changes.
+  const int64_t columns = step.block_table.shape[1];
+  std::vector<int32_t> table(static_cast<const int32_t*>(step.block_table.data),
+                             static_cast<const int32_t*>(step.block_table.data) + columns);
+  Step cut = step;
+  cut.block_table = TensorView::contiguous(table.data(), DType::i32, {1, columns / 2});
+  const Result expected = reference(cut);
+  ASSERT_EQ(expected.status, status_table);
+  DeviceStep cut_device(cut);
+  const Result actual = cut_device.direct();
+  expect_close(actual, expected, cut, "cut table");
+  EXPECT_EQ(actual.status, status_table);
+  table.insert(table.end(), {-1, INT32_MAX, 123456, INT32_MIN});
+  Step stale = step;
+  stale.block_table = TensorView::contiguous(table.data(), DType::i32, {1, columns + 4});
+  DeviceStep stale_device(stale), plain_device(step);
+  const Result with_tail = stale_device.direct(), without = plain_device.direct();
+  EXPECT_EQ(with_tail.bits, without.bits);
+  EXPECT_EQ(with_tail.status, 0);
+}
+
+TEST(Attention, EveryF8Code) {
+  SyntheticSpec spec = small(16, 1, 64, 5);
+  spec.kv_dtype = DType::f8_e4m3fn;
+  spec.requests = 1;
+  spec.poison = false;
+  const Step step = make_synthetic_step(spec);
+  // All finite codes in V, small ones in K; then a NaN code in one token's V.
+  std::vector<uint8_t> memory(static_cast<size_t>(step.kv_cache.size()) + 16);
+  void* aligned = memory.data();
+  size_t space = memory.size();
+  std::align(16, static_cast<size_t>(step.kv_cache.size()), aligned, space);
+  auto* cache = static_cast<uint8_t*>(aligned);
+  uint32_t code = 0;
+  for (int64_t i = 0; i < step.kv_cache.size(); ++i) {
+    if (i % 128 < 64) {
+      cache[i] = static_cast<uint8_t>(code % 48 + (code % 2 == 0 ? 0 : 128));
+    } else {
+      cache[i] = (code & 0x7f) == 0x7f ? 0 : static_cast<uint8_t>(code);
+    }
+    code = code * 1664525u + 1013904223u;
+    code ^= code >> 11;
+  }
+  Step codes = step;
+  codes.kv_cache.data = cache;
+  for (const DType query : {DType::bf16, DType::f16}) {
+    Step typed = codes;
+    typed.query.dtype = query;  // the bits read as f16 are another query, as finite
+    std::vector<uint16_t> bits(static_cast<size_t>(step.query.size()));
+    for (size_t i = 0; i < bits.size(); ++i) {
+      const float value = load_f32(step.query.data, DType::bf16, static_cast<int64_t>(i));
+      store_f32(bits.data(), query, static_cast<int64_t>(i), value);
+    }
+    typed.query.data = bits.data();
+    DeviceStep device(typed);
+    expect_close(device.direct(), reference(typed), typed, name(query));
+  }
+  const int64_t own = position_of(step.positions, step.rows() - 1);
+  const int64_t block = static_cast<const int32_t*>(step.block_table.data)[own / 24];
+  for (int64_t d = 0; d < 64; ++d) cache[(block * 24 + own % 24) * 128 + 64 + d] = d % 2 == 0 ? 0x7f : 0xff;
+  DeviceStep device(codes);
+  const Result result = device.direct();
+  for (int64_t row = 0; row < step.rows(); ++row) {
+    const bool nan = std::isnan(result.output[static_cast<size_t>(row * 16 * 64)]);
+    EXPECT_EQ(nan, row == step.rows() - 1) << row;
+  }
 }
 
 TEST(Attention, StridedTensorsAndForeignLayouts) {
