@@ -48,7 +48,8 @@ uint8_t f32_to_f8_e4m3fn(float value) {
   if (std::isnan(value)) return sign | 0x7f;
   const float magnitude = std::fabs(value);
   if (magnitude >= 448.0f) return sign | 0x7e;
-  // The spacing of codes is 2^-9 below 2^-6 and a eighth of the power of two above.
+  if (magnitude == 0.0f) return sign;
+  // The spacing of codes is 2^-9 below 2^-6 and an eighth of the power of two above.
   int exponent = 0;
   std::frexp(magnitude, &exponent);  // magnitude in [2^(exponent-1), 2^exponent)
   const int lowest = -5;             // 2^-6 = the smallest normal number

@@ -145,24 +145,25 @@ BadEntry check_selection(const BlockTableView& table, const PageGeometry& geomet
   if (count <= 0) return {};
   if (owner < 0 || owner >= table.requests) return {.fault = status_owner, .value = owner};
   bool own_found = false;
-  for (int64_t entry = 0; entry < count; ++entry) {
-    const int64_t region = regions[entry * stride_entry];
+  BadEntry bad;
+  int64_t checked = 0;  // entries before the first bad one
+  for (; checked < count; ++checked) {
+    const int64_t region = regions[checked * stride_entry];
     own_found |= region == own_region;
     const PageLookup page = page_of_region(table, geometry, owner, region, own_region);
     if (page.fault == 0) continue;
-    BadEntry bad{.fault = page.fault, .entry = entry, .value = region};
-    if (page.fault == status_table) {
-      bad.table_column = region / geometry.regions_per_block;
-      if (bad.table_column < table.max_blocks) {
-        bad.table_value = table.data[owner * table.stride_request + bad.table_column * table.stride_block];
-      }
+    bad = {.fault = page.fault, .entry = checked, .value = region};
+    if (page.fault != status_table) break;
+    bad.table_column = region / geometry.regions_per_block;
+    if (bad.table_column < table.max_blocks) {
+      bad.table_value = table.data[owner * table.stride_request + bad.table_column * table.stride_block];
     }
-    return bad;
+    break;
   }
-  // All entries are valid: a repeated one shows in the sorted order of (region, entry).
+  // A repeated entry before it is the first; repetition shows in the sorted order of (region, entry).
   std::vector<std::pair<int32_t, int64_t>> sorted;
-  sorted.reserve(static_cast<size_t>(count));
-  for (int64_t entry = 0; entry < count; ++entry) sorted.emplace_back(regions[entry * stride_entry], entry);
+  sorted.reserve(static_cast<size_t>(checked));
+  for (int64_t entry = 0; entry < checked; ++entry) sorted.emplace_back(regions[entry * stride_entry], entry);
   std::sort(sorted.begin(), sorted.end());
   BadEntry duplicate;
   for (size_t i = 1; i < sorted.size(); ++i) {
@@ -172,6 +173,7 @@ BadEntry check_selection(const BlockTableView& table, const PageGeometry& geomet
     }
   }
   if (duplicate.fault != 0) return duplicate;
+  if (bad.fault != 0) return bad;
   if (require_own && !own_found) return {.fault = kOwnMissing, .value = own_region};
   return {};
 }

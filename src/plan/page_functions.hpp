@@ -76,7 +76,8 @@ struct BadEntry {
 inline constexpr int32_t kDuplicate = 1 << 16;   ///< BadEntry::fault: the region was listed before
 inline constexpr int32_t kOwnMissing = 1 << 17;  ///< BadEntry::fault: the row's own region is not listed
 
-/// Finds the first bad entry of one row's selection: owner, then entries in order, then duplicates.
+/// Finds the first bad entry of one row's selection: the owner, then entries in order, repeated ones
+/// included, then the own region if it is missing.
 /// `own_region` is that of the row's position; `require_own` also asks for the own region.
 BadEntry check_selection(const BlockTableView& table, const PageGeometry& geometry, int64_t owner,
                          const int32_t* regions, int64_t stride_entry, int64_t count,

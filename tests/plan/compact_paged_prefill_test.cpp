@@ -1,0 +1,177 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "octopage/octopage.hpp"
+#include "step/synthetic.hpp"
+
+namespace octopage {
+namespace {
+
+std::vector<int32_t> values(const TensorView& t) {
+  const auto* data = static_cast<const int32_t*>(t.data);
+  return {data, data + t.size()};
+}
+
+class PrefillPlan : public testing::Test {
+ protected:
+  static constexpr int64_t kRows = 14, kHeads = 4, kDim = 64, kRegions = 9, kBlockSize = 16;
+  Step step_ = make_synthetic_step({.rows = kRows, .requests = 2, .context = 150, .heads = kHeads, .dim = kDim,
+                                    .region_count = kRegions, .block_size = kBlockSize, .local_regions = 2});
+  std::vector<int64_t> positions_;
+  std::vector<float> output_ = std::vector<float>(kRows * kHeads * kDim, -1.0f);
+  TensorView out_ = TensorView::contiguous(output_.data(), DType::f32, {kRows, kHeads, kDim});
+  TensorView regions_;
+
+  void SetUp() override {
+    for (int64_t r = 0; r < kRows; ++r) {
+      positions_.push_back(step_.positions.dtype == DType::i64 ? static_cast<const int64_t*>(step_.positions.data)[r]
+                                                               : static_cast<const int32_t*>(step_.positions.data)[r]);
+    }
+    regions_ = TensorView::contiguous(step_.regions.data, DType::i32, {kRows, kRegions});
+  }
+  PrefillPlanArgs args(const std::vector<int64_t>& positions, bool contiguous_query = false) const {
+    return {.query_shape = {static_cast<int64_t>(positions.size()), kHeads, kDim}, .dtype = DType::bf16, .device = {},
+            .positions = positions, .region_count = kRegions, .scale = step_.scale, .block_size = kBlockSize,
+            .contiguous_query = contiguous_query};
+  }
+  void attend(CompactPagedPrefill& plan) {
+    plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners);
+    plan.finish({}, step_.kv_cache, out_, {}, {}, {}, {.backend = "cpu", .threads = 1});
+  }
+};
+
+void expect_code(ErrorCode code, const std::function<void()>& call, const char* part) {
+  try {
+    call();
+    ADD_FAILURE() << "accepted; expected " << part;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(PrefillPlan, CallsOutOfOrder) {
+  CompactPagedPrefill plan;
+  EXPECT_FALSE(plan.planned());
+  EXPECT_FALSE(plan.pages().present());
+  const auto early = ErrorCode::wrong_state;
+  expect_code(early, [&] { plan.fixup_positions(step_.positions); }, "fixup_positions");
+  expect_code(early, [&] { plan.page_metadata(step_.block_table, step_.owners, 2); }, "page_metadata");
+  expect_code(early, [&] { attend(plan); }, "prepare_chunk");
+  expect_code(early, [&] { plan.finish(step_.query, step_.kv_cache, out_); }, "finish");
+  expect_code(early, [&] { static_cast<void>(plan.finish_workspace_size(DType::bf16)); }, "finish_workspace_size");
+  plan.plan(args(positions_, true));
+  expect_code(early, [&] { attend(plan); }, "owns no query copy");
+}
+
+TEST_F(PrefillPlan, AFailedPlanKeepsTheFormerOne) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  const auto before = values(plan.indptr());
+  const auto refused = [&](const std::function<void(PrefillPlanArgs&)>& change, const char* part) {
+    PrefillPlanArgs bad = args(positions_);
+    change(bad);
+    expect_code(ErrorCode::invalid_argument, [&] { plan.plan(bad); }, part);
+    EXPECT_EQ(values(plan.indptr()), before);
+    EXPECT_EQ(plan.block_size(), kBlockSize);
+  };
+  refused([](auto& a) { a.positions = {}; }, "at least one row");
+  refused([](auto& a) { a.query_shape[0] = 3; }, "query_shape[0] = 3");
+  refused([](auto& a) { a.query_shape[1] = 0; }, "heads");
+  refused([](auto& a) { a.block_size = 12; }, "block_size = 12");
+  refused([](auto& a) { a.region_count = -1; }, "region_count = -1");
+  refused([](auto& a) { a.dtype = DType::f32; }, "dtype");
+  refused([](auto& a) { a.scale = NAN; }, "scale");
+  attend(plan);
+}
+
+TEST_F(PrefillPlan, AddressesHoldWhileTheCapacitySuffices) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  const auto addresses = [&] {
+    return std::vector<const void*>{plan.pages().data, plan.indptr().data, plan.last_page_len().data,
+                                    plan.positions().data, plan.query_buffer().data};
+  };
+  const auto before = addresses();
+  plan.plan(args({3, 4}));
+  plan.plan(args({positions_.begin(), positions_.end() - 1}));
+  plan.plan(args(positions_));
+  EXPECT_EQ(addresses(), before);
+}
+
+TEST_F(PrefillPlan, BoundsThenFixupEqualAnExactPlan) {
+  CompactPagedPrefill exact, bounded;
+  exact.plan(args(positions_));
+  std::vector<int64_t> bounds = positions_;
+  for (size_t i = 0; i < bounds.size(); ++i) bounds[i] += static_cast<int64_t>(i * 5 % 37);
+  bounded.plan(args(bounds));
+  int32_t status = 0;
+  Options options;
+  options.status = &status;
+  for (int i = 0; i < 2; ++i) {  // once more changes nothing
+    bounded.fixup_positions(step_.positions, options);
+    EXPECT_EQ(values(bounded.indptr()), values(exact.indptr()));
+    EXPECT_EQ(values(bounded.last_page_len()), values(exact.last_page_len()));
+  }
+  EXPECT_EQ(status, 0);
+  attend(exact);
+  const auto expected = output_;
+  std::fill(output_.begin(), output_.end(), -1.0f);
+  attend(bounded);
+  EXPECT_EQ(std::memcmp(output_.data(), expected.data(), expected.size() * sizeof(float)), 0);
+}
+
+TEST_F(PrefillPlan, LongerThanPlannedIsCutAndReported) {
+  CompactPagedPrefill plan;
+  const std::vector<int64_t> bounds = {10, 20, 30};
+  plan.plan(args(bounds));
+  const std::vector<int32_t> exact = {11, 44, -1};
+  int32_t status = 0;
+  Options options;
+  options.status = &status;
+  plan.fixup_positions(TensorView::contiguous(exact.data(), DType::i32, {3}), options);
+  EXPECT_EQ(values(plan.indptr()), (std::vector<int32_t>{0, 2, 5, 5}));
+  EXPECT_EQ(values(plan.last_page_len()), (std::vector<int32_t>{4, 5, 8}));
+  EXPECT_EQ(status, status_range_cut);
+}
+
+TEST_F(PrefillPlan, MetadataForAnIndexer) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  EXPECT_FALSE(plan.page_metadata(step_.block_table, step_.owners, 2).has_value());  // owns a query copy
+  plan.plan(args(positions_, true));
+  EXPECT_FALSE(plan.query_buffer().present());
+  const auto metadata = plan.page_metadata(step_.block_table, step_.owners, 2, 3, 9);
+  ASSERT_TRUE(metadata.has_value());
+  EXPECT_EQ(metadata->owners.shape[0], 6);
+  EXPECT_EQ(metadata->indptr.shape[0], 7);
+  EXPECT_EQ(static_cast<const int32_t*>(metadata->indptr.data), static_cast<const int32_t*>(plan.indptr().data) + 3);
+  EXPECT_EQ(static_cast<const int32_t*>(metadata->owners.data), static_cast<const int32_t*>(step_.owners.data) + 3);
+  EXPECT_EQ(metadata->pages.data, plan.pages().data);
+  EXPECT_EQ(metadata->page_stride, 2);
+  EXPECT_THROW(plan.page_metadata(step_.block_table, step_.owners, 2, 5, 99), Error);
+  EXPECT_THROW(plan.page_metadata(step_.block_table, step_.owners, 0), Error);
+}
+
+TEST_F(PrefillPlan, ShapesOfChunksAndFinish) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  const auto bad = ErrorCode::invalid_argument;
+  expect_code(bad, [&] { plan.prepare_chunk(1, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners); }, "start = 1");
+  expect_code(bad, [&] { plan.prepare_chunk(-1, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners); }, "start = -1");
+  expect_code(bad, [&] { plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_.slice(1, 0, 3), step_.block_table, step_.owners); }, "regions");
+  expect_code(bad, [&] { plan.prepare_chunk(0, step_.query.slice(1, 0, 2), step_.kv_cache, regions_, step_.block_table, step_.owners); }, "query");
+  plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners);
+  expect_code(bad, [&] { plan.finish({}, step_.kv_cache, out_.slice(0, 0, 3)); }, "output");
+  TensorView f8 = step_.kv_cache;
+  f8.dtype = DType::u8;
+  expect_code(bad, [&] { plan.finish({}, f8, out_); }, "k_scale");
+  expect_code(bad, [&] { plan.finish({}, step_.kv_cache, out_, TensorView::contiguous(output_.data(), DType::f32, {3})); }, "lse");
+}
+
+}  // namespace
+}  // namespace octopage
