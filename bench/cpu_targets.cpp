@@ -41,7 +41,8 @@ struct Case {
     a.owners = step.owners;
     a.positions = step.positions;
     a.regions = step.regions;
-    a.output = TensorView::contiguous(output.data(), DType::f32, {step.rows(), step.heads(), step.dim()});
+    a.output =
+        TensorView::contiguous(output.data(), DType::f32, {step.rows(), step.heads(), step.dim()});
     a.scale = step.scale;
     if (step.kv_cache.dtype == DType::f8_e4m3fn) {
       a.k_scale = octopage::Scale::of(step.k_scale);
@@ -62,12 +63,14 @@ double useful_flops(const Step& step) {
   for (int64_t row = 0; row < step.rows(); ++row) {
     const int64_t position = position_of(step, row);
     const int64_t count = octopage::selection_count(position, step.region_count());
-    if (count > 0) tokens += static_cast<double>((count - 1) * 8 + octopage::last_page_len(position));
+    if (count > 0)
+      tokens += static_cast<double>((count - 1) * 8 + octopage::last_page_len(position));
   }
   return 4.0 * static_cast<double>(step.dim() * step.heads()) * tokens;
 }
 
-double worst_error(const std::vector<float>& actual, const std::vector<float>& expected, int64_t dim) {
+double worst_error(const std::vector<float>& actual, const std::vector<float>& expected,
+                   int64_t dim) {
   double worst = 0;
   for (size_t at = 0; at < actual.size(); at += static_cast<size_t>(dim)) {
     double difference = 0, norm = 0;
@@ -84,7 +87,8 @@ double worst_error(const std::vector<float>& actual, const std::vector<float>& e
 Case& make_case(octopage::SyntheticSpec spec, bool verify) {
   static std::map<std::string, std::unique_ptr<Case>> cases;
   const std::string key = std::to_string(spec.context) + "/" + std::to_string(spec.keep) + "/" +
-                          std::to_string(spec.rows) + "/" + std::to_string(static_cast<int>(spec.kv_dtype));
+                          std::to_string(spec.rows) + "/" +
+                          std::to_string(static_cast<int>(spec.kv_dtype));
   auto& slot = cases[key];
   if (slot) return *slot;
   slot = std::make_unique<Case>();
@@ -105,16 +109,21 @@ Case& make_case(octopage::SyntheticSpec spec, bool verify) {
 }
 
 octopage::SyntheticSpec target_spec() {
-  return {.rows = kRows, .context = 32768, .heads = 16, .dim = 192, .region_count = 512, .keep = 0.95};
+  return {
+      .rows = kRows, .context = 32768, .heads = 16, .dim = 192, .region_count = 512, .keep = 0.95};
 }
 
 void report(benchmark::State& state, double flops) {
-  state.counters["GFLOP/s"] = benchmark::Counter(flops / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(flops / 1e9, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void run_octopage(benchmark::State& state, Case& c, int threads) {
-  std::vector<std::byte> workspace(octopage::sparse_prefill_workspace_size(c.args(), {.backend = "cpu", .threads = threads}));
-  const octopage::Options options = {.backend = "cpu", .threads = threads, .workspace = workspace.data(),
+  std::vector<std::byte> workspace(
+      octopage::sparse_prefill_workspace_size(c.args(), {.backend = "cpu", .threads = threads}));
+  const octopage::Options options = {.backend = "cpu",
+                                     .threads = threads,
+                                     .workspace = workspace.data(),
                                      .workspace_bytes = workspace.size()};
   const auto args = c.args();
   for (auto _ : state) octopage::sparse_prefill(args, options);
@@ -151,15 +160,17 @@ void gather_matmul(benchmark::State& state) {
   Case& c = make_case(target_spec(), true);
   std::vector<int64_t> positions;
   const auto peer = peer_step(c.step, positions);
-  octopage::bench::set_blas_threads(1);  // rows run in parallel, which suits the small products best
+  octopage::bench::set_blas_threads(
+      1);  // rows run in parallel, which suits the small products best
   octopage::Threads threads(nullptr, static_cast<int>(state.range(0)));
   const auto scratch_size = static_cast<size_t>(octopage::bench::gather_matmul_scratch(peer));
   std::vector<float> scratch(scratch_size * static_cast<size_t>(threads.concurrency()));
   std::vector<float> output(static_cast<size_t>(c.step.query.size()));
   const auto run = [&] {
     threads.parallel_for(c.step.rows(), [&](int64_t row, int32_t worker) {
-      octopage::bench::gather_matmul_row(peer, row, scratch.data() + scratch_size * static_cast<size_t>(worker),
-                                         output.data() + row * c.step.heads() * c.step.dim());
+      octopage::bench::gather_matmul_row(
+          peer, row, scratch.data() + scratch_size * static_cast<size_t>(worker),
+          output.data() + row * c.step.heads() * c.step.dim());
     });
   };
   run();
@@ -196,8 +207,15 @@ void by_cache_type(benchmark::State& state) {
 BENCHMARK(sgemm)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(octopage_cpu)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(gather_matmul)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK(by_context)->Arg(8192)->Arg(32768)->Arg(131072)->Arg(524288)->UseRealTime()->Unit(benchmark::kMillisecond);
-BENCHMARK(by_keep)->Arg(100)->Arg(95)->Arg(80)->Arg(50)->Arg(0)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(by_context)
+    ->Arg(8192)
+    ->Arg(32768)
+    ->Arg(131072)
+    ->Arg(524288)
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(by_keep)->Arg(100)->Arg(95)->Arg(80)->Arg(50)->Arg(0)->UseRealTime()->Unit(
+    benchmark::kMillisecond);
 BENCHMARK(by_cache_type)
     ->Arg(static_cast<int>(DType::bf16))
     ->Arg(static_cast<int>(DType::f16))
@@ -219,7 +237,8 @@ int main(int argc, char** argv) {
   for (const int threads : {1, 2, 16, 64}) {
     benchmark::AddCustomContext(
         "workspace_bytes_16384_rows_" + std::to_string(threads) + "_threads",
-        std::to_string(octopage::sparse_prefill_workspace_size(large, {.backend = "cpu", .threads = threads})));
+        std::to_string(octopage::sparse_prefill_workspace_size(
+            large, {.backend = "cpu", .threads = threads})));
   }
   benchmark::AddCustomContext("blas", octopage::bench::blas_kernel());
   for (const auto& backend : octopage::backends()) {

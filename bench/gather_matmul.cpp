@@ -10,7 +10,8 @@ namespace octopage::bench {
 namespace {
 
 void convert(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = std::bit_cast<float>(static_cast<uint32_t>(from[i]) << 16);
+  for (int64_t i = 0; i < count; ++i)
+    to[i] = std::bit_cast<float>(static_cast<uint32_t>(from[i]) << 16);
 }
 
 }  // namespace
@@ -38,7 +39,8 @@ void gather_matmul_row(const GatherMatmulStep& s, int64_t row, float* scratch, f
     }
   }
   convert(s.query + row * s.heads * s.dim, s.heads * s.dim, q);
-  const auto m = static_cast<int>(s.heads), n = static_cast<int>(tokens), d = static_cast<int>(s.dim);
+  const auto m = static_cast<int>(s.heads), n = static_cast<int>(tokens),
+             d = static_cast<int>(s.dim);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, d, s.scale, q, d, k, d, 0.0f, p, n);
   for (int64_t h = 0; h < s.heads; ++h) {
     float* line = p + h * tokens;
@@ -51,7 +53,8 @@ void gather_matmul_row(const GatherMatmulStep& s, int64_t row, float* scratch, f
     }
     for (int64_t t = 0; t < tokens; ++t) line[t] /= sum;
   }
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, d, n, 1.0f, p, n, v, d, 0.0f, output, d);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, d, n, 1.0f, p, n, v, d, 0.0f, output,
+              d);
 }
 
 void square_sgemm(int64_t side, const float* a, const float* b, float* c) {
@@ -59,7 +62,11 @@ void square_sgemm(int64_t side, const float* a, const float* b, float* c) {
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, n, n, n, 1.0f, a, n, b, n, 0.0f, c, n);
 }
 
-void set_blas_threads(int threads) { openblas_set_num_threads(threads); }
-const char* blas_kernel() { return openblas_get_config(); }
+void set_blas_threads(int threads) {
+  openblas_set_num_threads(threads);
+}
+const char* blas_kernel() {
+  return openblas_get_config();
+}
 
 }  // namespace octopage::bench

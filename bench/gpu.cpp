@@ -73,22 +73,29 @@ void verify(Case& c, const char* what) {
       norm += double{expected[i]} * expected[i];
     }
     const double error = std::sqrt(difference / norm);
-    if (!(error <= 4e-3)) fail(std::string(what) + ": row " + std::to_string(row) + ": error " + std::to_string(error));
+    if (!(error <= 4e-3))
+      fail(std::string(what) + ": row " + std::to_string(row) + ": error " + std::to_string(error));
   }
 }
 
 Case& make_case(int64_t rows, int64_t context, double keep, DType kv_dtype, bool contiguous) {
   static std::map<std::string, std::unique_ptr<Case>> cases;
-  const std::string key = std::to_string(rows) + "/" + std::to_string(context) + "/" + std::to_string(keep) + "/" +
-                          octopage::name(kv_dtype) + (contiguous ? "" : "/strided");
+  const std::string key = std::to_string(rows) + "/" + std::to_string(context) + "/" +
+                          std::to_string(keep) + "/" + octopage::name(kv_dtype) +
+                          (contiguous ? "" : "/strided");
   auto& slot = cases[key];
   if (slot) return *slot;
   cases.clear();  // one at a time: the large ones fill gigabytes
   auto& fresh = cases[key];
   fresh = std::make_unique<Case>();
   Case& c = *fresh;
-  c.step = octopage::make_synthetic_step({.rows = rows, .context = context, .heads = 16, .dim = 192,
-                                          .region_count = 512, .kv_dtype = kv_dtype, .keep = keep});
+  c.step = octopage::make_synthetic_step({.rows = rows,
+                                          .context = context,
+                                          .heads = 16,
+                                          .dim = 192,
+                                          .region_count = 512,
+                                          .kv_dtype = kv_dtype,
+                                          .keep = keep});
   c.args.query = c.arena.upload(c.step.query);
   c.args.kv_cache = c.arena.upload(c.step.kv_cache);
   c.args.block_table = c.arena.upload(c.step.block_table);
@@ -108,15 +115,21 @@ Case& make_case(int64_t rows, int64_t context, double keep, DType kv_dtype, bool
                                  : static_cast<const int32_t*>(c.step.positions.data)[row];
     c.positions.push_back(position);
     const int64_t count = octopage::selection_count(position, 512);
-    if (count > 0) tokens += static_cast<double>((count - 1) * 8 + octopage::last_page_len(position));
+    if (count > 0)
+      tokens += static_cast<double>((count - 1) * 8 + octopage::last_page_len(position));
   }
   c.flops = 4.0 * 16 * 192 * tokens;
   c.regions = c.args.regions;
   c.regions.rank = 2;
   c.regions.shape = {rows, 512};
   c.regions.strides = {512, 1};
-  c.plan.plan({.query_shape = {rows, 16, 192}, .dtype = DType::bf16, .device = c.arena.device(),
-               .positions = c.positions, .region_count = 512, .scale = c.step.scale, .block_size = 64,
+  c.plan.plan({.query_shape = {rows, 16, 192},
+               .dtype = DType::bf16,
+               .device = c.arena.device(),
+               .positions = c.positions,
+               .region_count = 512,
+               .scale = c.step.scale,
+               .block_size = 64,
                .contiguous_query = contiguous});
   return c;
 }
@@ -142,10 +155,12 @@ void time_device(benchmark::State& state, Call&& call) {
 }
 
 void report_work(benchmark::State& state, double flops) {
-  state.counters["TFLOP/s"] = benchmark::Counter(flops / 1e12, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["TFLOP/s"] =
+      benchmark::Counter(flops / 1e12, benchmark::Counter::kIsIterationInvariantRate);
 }
 void report_bytes(benchmark::State& state, double bytes) {
-  state.counters["GB/s"] = benchmark::Counter(bytes / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(bytes / 1e9, benchmark::Counter::kIsIterationInvariantRate);
 }
 
 octopage::FillPrefillPagesArgs fill_args(Case& c, bool copy_query) {
@@ -166,7 +181,8 @@ octopage::FillPrefillPagesArgs fill_args(Case& c, bool copy_query) {
   return fill;
 }
 
-void attention_direct(benchmark::State& state, int64_t rows, int64_t context, double keep, DType kv) {
+void attention_direct(benchmark::State& state, int64_t rows, int64_t context, double keep,
+                      DType kv) {
   Case& c = make_case(rows, context, keep, kv, true);
   octopage::sparse_prefill(c.args, {.backend = "cuda-sm80"});
   verify(c, "direct");
@@ -174,7 +190,8 @@ void attention_direct(benchmark::State& state, int64_t rows, int64_t context, do
   report_work(state, c.flops);
 }
 
-void attention_planned(benchmark::State& state, int64_t rows, int64_t context, double keep, DType kv) {
+void attention_planned(benchmark::State& state, int64_t rows, int64_t context, double keep,
+                       DType kv) {
   Case& c = make_case(rows, context, keep, kv, true);
   octopage::fill_prefill_pages(fill_args(c, false));
   const auto finish = [&] {
@@ -195,9 +212,12 @@ void fill(benchmark::State& state, bool copy_query, bool plain) {
   if (plain) {
     octopage::DeviceArena arena;
     const auto half = static_cast<int64_t>(bytes / 2);
-    const TensorView from = arena.allocate(DType::u8, {half}), to = arena.allocate(DType::u8, {half});
+    const TensorView from = arena.allocate(DType::u8, {half}),
+                     to = arena.allocate(DType::u8, {half});
     time_device(state, [&] {
-      octopage::cuda::check(cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(half), cudaMemcpyDeviceToDevice), "copy");
+      octopage::cuda::check(
+          cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(half), cudaMemcpyDeviceToDevice),
+          "copy");
     });
   } else {
     const auto args = fill_args(c, copy_query);
@@ -215,16 +235,20 @@ void stage(benchmark::State& state, DType from_type, bool plain) {
   std::vector<int32_t> list;
   for (int64_t i = 0; i < blocks; ++i) list.push_back(static_cast<int32_t>(i * 1021 % blocks));
   const TensorView staged = arena.upload(TensorView::contiguous(list.data(), DType::i32, {blocks}));
-  const double bytes = static_cast<double>(blocks * 64 * 384) * static_cast<double>(octopage::itemsize(from_type) + 2);
+  const double bytes = static_cast<double>(blocks * 64 * 384) *
+                       static_cast<double>(octopage::itemsize(from_type) + 2);
   if (plain) {
     const auto half = static_cast<size_t>(bytes / 2);
     time_device(state, [&] {
-      octopage::cuda::check(cudaMemcpyAsync(output.data, cache.data, std::min(half, static_cast<size_t>(output.size() * 2)),
-                                            cudaMemcpyDeviceToDevice), "copy");
+      octopage::cuda::check(cudaMemcpyAsync(output.data, cache.data,
+                                            std::min(half, static_cast<size_t>(output.size() * 2)),
+                                            cudaMemcpyDeviceToDevice),
+                            "copy");
     });
   } else {
     time_device(state, [&] {
-      octopage::stage_prefill_pages(cache.slice(1, 1, 2), staged, output, octopage::Scale::of(0.5f), octopage::Scale::of(2.0f));
+      octopage::stage_prefill_pages(cache.slice(1, 1, 2), staged, output, octopage::Scale::of(0.5f),
+                                    octopage::Scale::of(2.0f));
     });
   }
   report_bytes(state, bytes);
@@ -233,13 +257,19 @@ void stage(benchmark::State& state, DType from_type, bool plain) {
 /// Host time of a plan for 16,384 rows.
 void plan_on_host(benchmark::State& state) {
   Case& c = make_case(16384, 131072, 0.95, DType::bf16, false);
-  const octopage::PrefillPlanArgs args = {.query_shape = {16384, 16, 192}, .dtype = DType::bf16, .device = c.arena.device(),
-                                          .positions = c.positions, .region_count = 512, .scale = 1, .block_size = 64,
+  const octopage::PrefillPlanArgs args = {.query_shape = {16384, 16, 192},
+                                          .dtype = DType::bf16,
+                                          .device = c.arena.device(),
+                                          .positions = c.positions,
+                                          .region_count = 512,
+                                          .scale = 1,
+                                          .block_size = 64,
                                           .contiguous_query = false};
   for (auto _ : state) {
     const auto begin = std::chrono::steady_clock::now();
     c.plan.plan(args);
-    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    state.SetIterationTime(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     c.arena.synchronize();
   }
 }
@@ -275,8 +305,9 @@ int main(int argc, char** argv) {
     for (const double keep : {0.95, 0.5, 0.0}) {
       for (const DType kv : {DType::bf16, DType::f8_e4m3fn}) {
         if (rows != 4096 && (keep != 0.95 || kv != DType::bf16)) continue;
-        const std::string shape = "/rows:" + std::to_string(rows) + "/context:131072/keep:" +
-                                  std::to_string(keep).substr(0, 4) + "/" + octopage::name(kv);
+        const std::string shape = "/rows:" + std::to_string(rows) +
+                                  "/context:131072/keep:" + std::to_string(keep).substr(0, 4) +
+                                  "/" + octopage::name(kv);
         add("direct" + shape, attention_direct, rows, 131072, keep, kv);
         add("planned" + shape, attention_planned, rows, 131072, keep, kv);
       }

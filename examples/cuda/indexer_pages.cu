@@ -1,6 +1,6 @@
-// An indexer that writes pages itself: for every row it picks the regions with the highest scores and
-// emits their pages into the plan's list, without a selection tensor and without fill_prefill_pages.
-// The result is compared with sparse_prefill on the same selections.
+// An indexer that writes pages itself: for every row it picks the regions with the highest scores
+// and emits their pages into the plan's list, without a selection tensor and without
+// fill_prefill_pages. The result is compared with sparse_prefill on the same selections.
 
 #include <cuda_bf16.h>
 
@@ -14,7 +14,8 @@
 
 namespace {
 
-constexpr int64_t kRows = 40, kHeads = 16, kDim = 192, kBlockSize = 64, kContext = 1024, kRegions = 24;
+constexpr int64_t kRows = 40, kHeads = 16, kDim = 192, kBlockSize = 64, kContext = 1024,
+                  kRegions = 24;
 constexpr int64_t kBlocks = kContext / kBlockSize;
 constexpr int64_t kLogicalRegions = kContext / 8;
 
@@ -34,7 +35,8 @@ T* to_device(const std::vector<T>& host) {
 
 /// One CTA per row. `scores` [rows, logical regions]; `chosen` [rows, region_count] is kept only so
 /// that the example can check itself.
-__global__ void pick_regions(const octopage::device::PageWriter writer, const float* scores, int32_t* chosen) {
+__global__ void pick_regions(const octopage::device::PageWriter writer, const float* scores,
+                             int32_t* chosen) {
   const octopage::device::RowPages row = writer.row(blockIdx.x);
   const float* line = scores + blockIdx.x * kLogicalRegions;
   const auto own = static_cast<int32_t>(row.own_region());
@@ -98,17 +100,26 @@ int main() {
   int32_t* chosen = to_device(std::vector<int32_t>(kRows * kRegions, -1));
 
   octopage::CompactPagedPrefill plan;
-  plan.plan({.query_shape = {kRows, kHeads, kDim}, .dtype = DType::bf16, .device = gpu, .positions = positions,
-             .region_count = kRegions, .scale = args.scale, .block_size = kBlockSize});
-  const auto metadata = plan.page_metadata(args.block_table, args.owners, octopage::kv_page_stride(args.kv_cache));
-  pick_regions<<<kRows, 128>>>(octopage::device::make_page_writer(*metadata, kBlocks, status), to_device(scores), chosen);
+  plan.plan({.query_shape = {kRows, kHeads, kDim},
+             .dtype = DType::bf16,
+             .device = gpu,
+             .positions = positions,
+             .region_count = kRegions,
+             .scale = args.scale,
+             .block_size = kBlockSize});
+  const auto metadata =
+      plan.page_metadata(args.block_table, args.owners, octopage::kv_page_stride(args.kv_cache));
+  pick_regions<<<kRows, 128>>>(octopage::device::make_page_writer(*metadata, kBlocks, status),
+                               to_device(scores), chosen);
   check(cudaGetLastError());
   plan.finish(args.query, args.kv_cache, args.output);
-  check(cudaMemcpy(planned.data(), args.output.data, planned.size() * sizeof(float), cudaMemcpyDeviceToHost));
+  check(cudaMemcpy(planned.data(), args.output.data, planned.size() * sizeof(float),
+                   cudaMemcpyDeviceToHost));
 
   args.regions = on_gpu(chosen, DType::i32, {kRows, kRegions});
   octopage::sparse_prefill(args);
-  check(cudaMemcpy(direct.data(), args.output.data, direct.size() * sizeof(float), cudaMemcpyDeviceToHost));
+  check(cudaMemcpy(direct.data(), args.output.data, direct.size() * sizeof(float),
+                   cudaMemcpyDeviceToHost));
   int32_t bits = 0;
   check(cudaMemcpy(&bits, status, sizeof(bits), cudaMemcpyDeviceToHost));
   double difference = 0, norm = 0;
@@ -116,6 +127,7 @@ int main() {
     difference += std::pow(double{planned[i]} - direct[i], 2);
     norm += std::pow(double{direct[i]}, 2);
   }
-  std::printf("planned against direct: relative difference %.2e, status %d\n", std::sqrt(difference / norm), bits);
+  std::printf("planned against direct: relative difference %.2e, status %d\n",
+              std::sqrt(difference / norm), bits);
   return norm > 0 && difference <= 1e-12 * norm && bits == 0 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-/* Symbol visibility and the host/device marker. Only what carries OCTOPAGE_API leaves the library. */
+/* Symbol visibility, and the host/device marker. Only OCTOPAGE_API symbols leave the library. */
 #ifndef OCTOPAGE_EXPORT_H_
 #define OCTOPAGE_EXPORT_H_
 
@@ -14,4 +14,4 @@
 #define OCTOPAGE_HOST_DEVICE
 #endif
 
-#endif  /* OCTOPAGE_EXPORT_H_ */
+#endif /* OCTOPAGE_EXPORT_H_ */

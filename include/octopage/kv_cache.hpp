@@ -13,8 +13,9 @@ namespace octopage {
 /// cache row and V in `[dim, 2*dim)`. Strides are in elements; those of dimensions of size 1 have
 /// been replaced by ones that hold (see `kv_cache_view`).
 struct OCTOPAGE_API KvCacheView {
-  const void* data = nullptr;  ///< [blocks, groups, block_size, 2*dim], 16-byte aligned; may be null if blocks = 0
-  DType dtype = DType::bf16;   ///< bf16, f16 or f8_e4m3fn
+  const void* data =
+      nullptr;  ///< [blocks, groups, block_size, 2*dim], 16-byte aligned; may be null if blocks = 0
+  DType dtype = DType::bf16;  ///< bf16, f16 or f8_e4m3fn
   Device device = {};
   int64_t blocks = 0;
   int64_t groups = 0;

@@ -20,7 +20,8 @@ class OCTOPAGE_API Executor {
   /// Calls `body(context, index, worker)` once for every index in `[0, count)`, in any order, and
   /// returns when all have returned. `worker` is in `[0, concurrency())` and no two calls that run
   /// at the same time share it. `body` does not throw.
-  virtual void parallel_for(int64_t count, void (*body)(void* context, int64_t index, int32_t worker),
+  virtual void parallel_for(int64_t count,
+                            void (*body)(void* context, int64_t index, int32_t worker),
                             void* context) = 0;
 };
 

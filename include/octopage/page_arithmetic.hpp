@@ -5,9 +5,9 @@
 // code and device kernels share it, so an index that one of them refuses is refused by all.
 //
 //   request's tokens   | 0 .. 7 | 8 .. 15 | 16 .. 23 | ...        region g = tokens 8g .. 8g+7
-//   logical block      g / regions_per_block                      regions_per_block = block_size / 8
-//   physical block     block_table[owner][logical block]
-//   page               physical block * page_stride + g % regions_per_block
+//   logical block      g / regions_per_block                      regions_per_block = block_size /
+//   8 physical block     block_table[owner][logical block] page               physical block *
+//   page_stride + g % regions_per_block
 
 #include <cstdint>
 
@@ -19,9 +19,10 @@ inline constexpr int64_t kPageTokens = 8;  ///< tokens of a region and of a page
 
 /// Bits that calls OR into the caller's `status`; only the caller clears them.
 enum StatusBit : int32_t {
-  status_region = 1,     ///< a region id that is negative, past the row's position, or the own region missing
-  status_owner = 2,      ///< an owner outside 0 .. requests-1
-  status_table = 4,      ///< a table column past the table's width, or a block id outside 0 .. blocks-1
+  status_region =
+      1,  ///< a region id that is negative, past the row's position, or the own region missing
+  status_owner = 2,  ///< an owner outside 0 .. requests-1
+  status_table = 4,  ///< a table column past the table's width, or a block id outside 0 .. blocks-1
   status_range_cut = 8,  ///< an exact range longer than the planned one
 };
 
@@ -89,7 +90,8 @@ OCTOPAGE_HOST_DEVICE constexpr RequestLookup request_lookup(const BlockTableView
 /// The page of a region whose block id `block` the table holds in its column; the block is inside.
 OCTOPAGE_HOST_DEVICE constexpr int64_t page_of_block(const RequestLookup& lookup, int32_t block,
                                                      uint32_t region, uint32_t column) {
-  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(block)) * lookup.page_stride +
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(block)) *
+                                  lookup.page_stride +
                               (region - column * lookup.regions_per_block));
 }
 

@@ -39,7 +39,8 @@ struct StagedPrefillPages {
 };
 
 /// Blocks that `plan_staged_prefill_pages` lists: the sum of ceil(length / block_size).
-/// Throws Error(invalid_argument) for a negative length or a block_size that is not a multiple of 8.
+/// Throws Error(invalid_argument) for a negative length or a block_size that is not a multiple
+/// of 8.
 OCTOPAGE_API int64_t staged_block_count(std::span<const int64_t> lengths, int64_t block_size);
 
 /// Plans the staging of every live block of a CPU block table `[requests, max_blocks]` i32 whose
@@ -72,8 +73,8 @@ struct FillPrefillPagesArgs {
   TensorView block_table;  ///< [requests, max_blocks] i32
   TensorView owners;       ///< [rows] i32
   TensorView indptr;       ///< [rows+1] i32, a slice of the plan's; need not start with 0
-  TensorView pages;        ///< [capacity] i32, the plan's whole list: written at indptr[r] .. indptr[r+1]
-  int64_t block_size = 0;  ///< tokens
+  TensorView pages;  ///< [capacity] i32, the plan's whole list: written at indptr[r] .. indptr[r+1]
+  int64_t block_size = 0;   ///< tokens
   int64_t page_stride = 0;  ///< pages between neighbouring blocks
   /// Blocks of the cache: table entries outside 0 .. blocks-1 are invalid. Negative: not known, and
   /// only negative entries are.
@@ -81,8 +82,9 @@ struct FillPrefillPagesArgs {
   /// [rows] i64 exact positions; may be absent. Without them the own region of a row is the largest
   /// region among its entries that is valid otherwise.
   TensorView positions = {};
-  TensorView query = {};             ///< [rows, heads, dim] bf16 or f16; may be absent
-  TensorView contiguous_query = {};  ///< [rows, heads, dim] contiguous, receives query; may be absent
+  TensorView query = {};  ///< [rows, heads, dim] bf16 or f16; may be absent
+  TensorView contiguous_query =
+      {};  ///< [rows, heads, dim] contiguous, receives query; may be absent
 };
 
 /// Writes each row's pages in the order of its regions, the row's own region moved last. An

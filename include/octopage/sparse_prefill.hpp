@@ -14,17 +14,17 @@ namespace octopage {
 
 /// The tensors of one prefill call, all on one device.
 struct SparsePrefillArgs {
-  TensorView query;        ///< [rows, heads, dim] bf16 or f16; any row and head stride, dim contiguous
-  TensorView kv_cache;     ///< [blocks, groups, block_size, 2*dim]; rules at kv_cache_view()
+  TensorView query;     ///< [rows, heads, dim] bf16 or f16; any row and head stride, dim contiguous
+  TensorView kv_cache;  ///< [blocks, groups, block_size, 2*dim]; rules at kv_cache_view()
   TensorView block_table;  ///< [requests, max_blocks] i32
   TensorView owners;       ///< [rows] i32, the request of each row, in any order
   TensorView positions;    ///< [rows] i32 or i64, position in the request; negative: a padding row
-  TensorView regions;      ///< [rows, groups, region_count] i32, or [rows, region_count] for all groups
-  TensorView output;       ///< [rows, heads, dim], the query's type or f32; written in full
-  TensorView lse = {};     ///< [rows, heads] f32, natural logarithm; may be absent
-  float scale = 1.0f;      ///< multiplies q . k before the softmax
-  Scale k_scale = {};      ///< f8 caches: required
-  Scale v_scale = {};      ///< f8 caches: required
+  TensorView regions;  ///< [rows, groups, region_count] i32, or [rows, region_count] for all groups
+  TensorView output;   ///< [rows, heads, dim], the query's type or f32; written in full
+  TensorView lse = {};  ///< [rows, heads] f32, natural logarithm; may be absent
+  float scale = 1.0f;   ///< multiplies q . k before the softmax
+  Scale k_scale = {};   ///< f8 caches: required
+  Scale v_scale = {};   ///< f8 caches: required
 };
 
 /// Attention of every row to the tokens `t <= position` of its selected regions, straight from the

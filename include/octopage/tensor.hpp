@@ -36,7 +36,7 @@ struct OCTOPAGE_API TensorView {
   void* data = nullptr;  ///< first element; may be null where some dimension is 0
   DType dtype = DType::f32;
   Device device = {};
-  int32_t rank = 0;                          ///< dimensions in use, 0 .. kMaxRank; 0 means "no tensor"
+  int32_t rank = 0;  ///< dimensions in use, 0 .. kMaxRank; 0 means "no tensor"
   std::array<int64_t, kMaxRank> shape = {};    ///< [rank]
   std::array<int64_t, kMaxRank> strides = {};  ///< [rank] in elements; meaningless where shape is 1
 

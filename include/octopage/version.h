@@ -7,4 +7,4 @@
 #define OCTOPAGE_VERSION_PATCH 0
 #define OCTOPAGE_VERSION_STRING "0.1.0"
 
-#endif  /* OCTOPAGE_VERSION_H_ */
+#endif /* OCTOPAGE_VERSION_H_ */

@@ -89,8 +89,11 @@ std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> all;
   for (const Backend* backend : compiled_backends()) all.push_back(backend->info());
   for (const Missing& missing : kMissing) {
-    all.push_back({.name = missing.name, .description = missing.description,
-                   .device = DeviceType::cuda, .priority = missing.priority, .available = false,
+    all.push_back({.name = missing.name,
+                   .description = missing.description,
+                   .device = DeviceType::cuda,
+                   .priority = missing.priority,
+                   .available = false,
                    .reason = missing.reason});
   }
   std::stable_sort(all.begin(), all.end(), [](const BackendInfo& a, const BackendInfo& b) {
@@ -111,7 +114,9 @@ Support backend_supports(std::string_view backend, const SparsePrefillArgs& args
 }
 
 std::string choose_backend(const SparsePrefillArgs& args, const Options& options) {
-  return pick_backend(check_sparse_prefill(args, options, Pointers::ignored).problem, options).info().name;
+  return pick_backend(check_sparse_prefill(args, options, Pointers::ignored).problem, options)
+      .info()
+      .name;
 }
 
 size_t workspace_bytes(const Backend& backend, const Problem& problem, const Options& options) {

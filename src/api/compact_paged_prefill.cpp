@@ -19,7 +19,8 @@ void check_plan(const PrefillPlanArgs& args) {
   }
   if (args.positions.empty()) fail_argument("positions: a plan needs at least one row");
   if (rows != static_cast<int64_t>(args.positions.size())) {
-    fail_argument("query_shape[0] = {}: must be the number of positions, {}", rows, args.positions.size());
+    fail_argument("query_shape[0] = {}: must be the number of positions, {}", rows,
+                  args.positions.size());
   }
   if (heads < 1) fail_argument("query_shape[1] (heads) = {}: must be positive", heads);
   if (dim < 1) fail_argument("query_shape[2] (dim) = {}: must be positive", dim);
@@ -58,7 +59,8 @@ struct CompactPagedPrefill::State {
   }
 };
 
-CompactPagedPrefill::CompactPagedPrefill(const TensorView& workspace) : state_(std::make_unique<State>()) {
+CompactPagedPrefill::CompactPagedPrefill(const TensorView& workspace)
+    : state_(std::make_unique<State>()) {
   if (workspace.present() && !workspace.is_contiguous()) {
     fail_argument("workspace: must be contiguous");
   }
@@ -83,7 +85,10 @@ void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options& optio
   PlanStorage& storage = moved ? *fresh : *s.storage;
   storage.plan(args.positions, args.region_count, entries,
                static_cast<size_t>(query_elements * itemsize(args.dtype)),
-               {.device = args.device, .threads = nullptr, .stream = options.stream, .status = options.status});
+               {.device = args.device,
+                .threads = nullptr,
+                .stream = options.stream,
+                .status = options.status});
   if (moved) s.storage = std::move(fresh);
   s.args = args;
   s.args.positions = {};
@@ -96,19 +101,21 @@ void CompactPagedPrefill::fixup_positions(const TensorView& positions, const Opt
   s.require_plan("fixup_positions");
   check_tensor("positions", positions, {DType::i32, DType::i64}, {s.rows()}, s.args.device);
   s.storage->fixup(positions, s.args.region_count,
-                   {.device = s.args.device, .threads = nullptr, .stream = options.stream, .status = options.status});
+                   {.device = s.args.device,
+                    .threads = nullptr,
+                    .stream = options.stream,
+                    .status = options.status});
 }
 
-std::optional<PagedPrefillMetadata> CompactPagedPrefill::page_metadata(const TensorView& block_table,
-                                                                       const TensorView& owners,
-                                                                       int64_t page_stride,
-                                                                       int64_t start,
-                                                                       int64_t end) const {
+std::optional<PagedPrefillMetadata> CompactPagedPrefill::page_metadata(
+    const TensorView& block_table, const TensorView& owners, int64_t page_stride, int64_t start,
+    int64_t end) const {
   const State& s = *state_;
   s.require_plan("page_metadata");
   if (end < 0) end = s.rows();
   if (start < 0 || start > end || end > s.rows()) {
-    fail_argument("[start, end) = [{}, {}): must be inside the plan's {} rows", start, end, s.rows());
+    fail_argument("[start, end) = [{}, {}): must be inside the plan's {} rows", start, end,
+                  s.rows());
   }
   check_block_table(block_table, s.args.device);
   check_tensor("owners", owners, {DType::i32}, {s.rows()}, s.args.device);
@@ -123,9 +130,10 @@ std::optional<PagedPrefillMetadata> CompactPagedPrefill::page_metadata(const Ten
                               .page_stride = page_stride};
 }
 
-void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query, const TensorView& kv_cache,
-                                        const TensorView& regions, const TensorView& block_table,
-                                        const TensorView& owners, const Options& options) {
+void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query,
+                                        const TensorView& kv_cache, const TensorView& regions,
+                                        const TensorView& block_table, const TensorView& owners,
+                                        const Options& options) {
   State& s = *state_;
   s.require_plan("prepare_chunk");
   if (!s.owns_query()) {
@@ -142,8 +150,9 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query, 
   }
   const KvCacheView cache = kv_cache_view(kv_cache);
   if (cache.groups != 1) {
-    fail_argument("kv_cache.shape[1] = {}: the planned path serves one group; slice the cache first",
-                  cache.groups);
+    fail_argument(
+        "kv_cache.shape[1] = {}: the planned path serves one group; slice the cache first",
+        cache.groups);
   }
   if (cache.block_size != s.args.block_size) {
     fail_argument("kv_cache.shape[2] (block_size) = {}: must be the plan's, {}", cache.block_size,
@@ -153,7 +162,8 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query, 
   FillPrefillPagesArgs fill = {};
   fill.regions = regions;
   fill.block_table = block_table;
-  fill.owners = owners.rank == 1 && owners.shape[0] == rows ? owners.slice(0, start, start + chunk) : owners;
+  fill.owners =
+      owners.rank == 1 && owners.shape[0] == rows ? owners.slice(0, start, start + chunk) : owners;
   fill.indptr = indptr().slice(0, start, start + chunk + 1);
   fill.pages = pages();
   fill.block_size = s.args.block_size;
@@ -165,20 +175,24 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query, 
   fill_prefill_pages(fill, options);
 }
 
-void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_cache, const TensorView& output,
-                                 const TensorView& lse, Scale k_scale, Scale v_scale, const Options& options) {
+void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_cache,
+                                 const TensorView& output, const TensorView& lse, Scale k_scale,
+                                 Scale v_scale, const Options& options) {
   const State& s = *state_;
   s.require_plan("finish");
   const auto [rows, heads, dim] = s.args.query_shape;
-  if (!s.owns_query()) check_tensor("query", query, {s.args.dtype}, {rows, heads, dim}, s.args.device);
+  if (!s.owns_query())
+    check_tensor("query", query, {s.args.dtype}, {rows, heads, dim}, s.args.device);
   const TensorView& source = s.owns_query() ? query_buffer() : query;
   const KvCacheView cache = kv_cache_view(kv_cache);
   if (cache.groups != 1) {
-    fail_argument("kv_cache.shape[1] = {}: the planned path serves one group; slice the cache first",
-                  cache.groups);
+    fail_argument(
+        "kv_cache.shape[1] = {}: the planned path serves one group; slice the cache first",
+        cache.groups);
   }
   PagedParams params = {};
-  check_attention(source, cache, output, lse, s.args.scale, Pointers::checked, &params.problem, &params.tensors);
+  check_attention(source, cache, output, lse, s.args.scale, Pointers::checked, &params.problem,
+                  &params.tensors);
   apply_scales(check_scales(cache, k_scale, v_scale), &params.tensors);
   params.problem = s.problem(cache.dtype, output.dtype, options);
   const PlanStorage::Views views = s.storage->views();
@@ -204,12 +218,14 @@ size_t CompactPagedPrefill::finish_workspace_size(DType cache_dtype, const Optio
   return workspace_bytes(pick_backend(problem, options), problem, options);
 }
 
-bool CompactPagedPrefill::planned() const { return state_->planned; }
+bool CompactPagedPrefill::planned() const {
+  return state_->planned;
+}
 
 TensorView CompactPagedPrefill::pages() const {
   if (!planned()) return {};
-  return TensorView::contiguous(state_->storage->views().pages, DType::i32, {state_->planned_entries},
-                                state_->args.device);
+  return TensorView::contiguous(state_->storage->views().pages, DType::i32,
+                                {state_->planned_entries}, state_->args.device);
 }
 TensorView CompactPagedPrefill::indptr() const {
   if (!planned()) return {};
@@ -218,8 +234,8 @@ TensorView CompactPagedPrefill::indptr() const {
 }
 TensorView CompactPagedPrefill::last_page_len() const {
   if (!planned()) return {};
-  return TensorView::contiguous(state_->storage->views().last_page_len, DType::i32, {state_->rows()},
-                                state_->args.device);
+  return TensorView::contiguous(state_->storage->views().last_page_len, DType::i32,
+                                {state_->rows()}, state_->args.device);
 }
 TensorView CompactPagedPrefill::positions() const {
   if (!planned()) return {};
@@ -229,11 +245,17 @@ TensorView CompactPagedPrefill::positions() const {
 TensorView CompactPagedPrefill::query_buffer() const {
   if (!planned() || !state_->owns_query()) return {};
   const auto [rows, heads, dim] = state_->args.query_shape;
-  return TensorView::contiguous(state_->storage->views().query, state_->args.dtype, {rows, heads, dim},
-                                state_->args.device);
+  return TensorView::contiguous(state_->storage->views().query, state_->args.dtype,
+                                {rows, heads, dim}, state_->args.device);
 }
-std::array<int64_t, 3> CompactPagedPrefill::query_shape() const { return state_->args.query_shape; }
-int64_t CompactPagedPrefill::region_count() const { return state_->args.region_count; }
-int64_t CompactPagedPrefill::block_size() const { return state_->args.block_size; }
+std::array<int64_t, 3> CompactPagedPrefill::query_shape() const {
+  return state_->args.query_shape;
+}
+int64_t CompactPagedPrefill::region_count() const {
+  return state_->args.region_count;
+}
+int64_t CompactPagedPrefill::block_size() const {
+  return state_->args.block_size;
+}
 
 }  // namespace octopage

@@ -24,7 +24,8 @@ void run_pages(Device device, const Options& options, Run&& run) {
                                        .status = options.status});
 }
 
-void check_lengths(const TensorView& block_table, std::span<const int64_t> lengths, int64_t block_size) {
+void check_lengths(const TensorView& block_table, std::span<const int64_t> lengths,
+                   int64_t block_size) {
   const int64_t requests = block_table.shape[0];
   const int64_t max_blocks = block_table.shape[1];
   if (static_cast<int64_t>(lengths.size()) != requests) {
@@ -41,7 +42,8 @@ void check_lengths(const TensorView& block_table, std::span<const int64_t> lengt
 }
 
 /// Strict: the first bad entry of a fill.
-void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& params, const Options& options) {
+void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& params,
+                        const Options& options) {
   std::vector<std::byte> storage[5];
   const TensorView table_view = host_view("block_table", args.block_table, options, &storage[0]);
   const TensorView owners_view = host_view("owners", args.owners, options, &storage[1]);
@@ -62,8 +64,9 @@ void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& para
     const bool exact = positions != nullptr;
     const int64_t own =
         exact ? region_of_position(positions[row]) : int64_t{std::numeric_limits<int32_t>::max()};
-    const BadEntry bad = check_selection(table, params.geometry, owner, regions + row * params.stride_regions_row,
-                                         params.stride_regions_entry, count, own, exact);
+    const BadEntry bad =
+        check_selection(table, params.geometry, owner, regions + row * params.stride_regions_row,
+                        params.stride_regions_entry, count, own, exact);
     if (bad.fault != 0) fail_entry(bad, row, 0, 1, table, params.geometry, own, owner);
   }
 }
@@ -108,7 +111,8 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
                          const Options& options) {
   const KvCacheView cache = kv_cache_view(kv_cache);
   if (cache.groups != 1) {
-    fail_argument("kv_cache.shape[1] = {}: staging copies one group; slice the cache first", cache.groups);
+    fail_argument("kv_cache.shape[1] = {}: staging copies one group; slice the cache first",
+                  cache.groups);
   }
   check_tensor("staged_blocks", staged_blocks, {DType::i32}, {-1}, cache.device);
   const int64_t staged = staged_blocks.shape[0];
@@ -177,7 +181,8 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
   params.pages = static_cast<int32_t*>(args.pages.data);
   params.pages_capacity = args.pages.shape[0];
   if (args.query.present() != args.contiguous_query.present()) {
-    fail_argument("{}: is required where {} is given", args.query.present() ? "contiguous_query" : "query",
+    fail_argument("{}: is required where {} is given",
+                  args.query.present() ? "contiguous_query" : "query",
                   args.query.present() ? "query" : "contiguous_query");
   }
   if (args.query.present()) {
@@ -185,7 +190,8 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
     check_last_contiguous("query", args.query);
     check_tensor("contiguous_query", args.contiguous_query, {args.query.dtype},
                  {rows, args.query.shape[1], args.query.shape[2]}, device);
-    if (!args.contiguous_query.is_contiguous()) fail_argument("contiguous_query: must be contiguous");
+    if (!args.contiguous_query.is_contiguous())
+      fail_argument("contiguous_query: must be contiguous");
     params.query = args.query.data;
     params.stride_query_row = args.query.strides[0];
     params.stride_query_head = args.query.strides[1];

@@ -6,8 +6,8 @@ namespace octopage {
 Rows rows_from_query_start_loc(std::span<const int32_t> query_start_loc,
                                std::span<const int32_t> seq_lens) {
   if (query_start_loc.size() != seq_lens.size() + 1) {
-    fail_argument("query_start_loc: must have requests + 1 = {} entries, has {}", seq_lens.size() + 1,
-                  query_start_loc.size());
+    fail_argument("query_start_loc: must have requests + 1 = {} entries, has {}",
+                  seq_lens.size() + 1, query_start_loc.size());
   }
   if (query_start_loc[0] != 0) {
     fail_argument("query_start_loc[0] = {}: must be 0", query_start_loc[0]);
@@ -19,7 +19,8 @@ Rows rows_from_query_start_loc(std::span<const int32_t> query_start_loc,
                     query_start_loc[i + 1], i, query_start_loc[i]);
     }
     if (seq_lens[i] < rows) {
-      fail_argument("seq_lens[{}] = {}: must be at least the request's {} rows", i, seq_lens[i], rows);
+      fail_argument("seq_lens[{}] = {}: must be at least the request's {} rows", i, seq_lens[i],
+                    rows);
     }
   }
   Rows rows;

@@ -37,10 +37,12 @@ void check_device(const char* argument, Device actual, Device expected) {
 
 }  // namespace
 
-void check_tensor(const char* argument, const TensorView& tensor, std::initializer_list<DType> dtypes,
-                  std::initializer_list<int64_t> shape, Device device, Pointers pointers) {
+void check_tensor(const char* argument, const TensorView& tensor,
+                  std::initializer_list<DType> dtypes, std::initializer_list<int64_t> shape,
+                  Device device, Pointers pointers) {
   if (static_cast<size_t>(tensor.rank) != shape.size()) {
-    if (!tensor.present()) fail_argument("{}: is required, with shape {}", argument, shape_text(shape));
+    if (!tensor.present())
+      fail_argument("{}: is required, with shape {}", argument, shape_text(shape));
     fail_argument("{}: must have {} dimensions {}, has shape {}", argument, shape.size(),
                   shape_text(shape), shape_text(tensor));
   }
@@ -53,16 +55,20 @@ void check_tensor(const char* argument, const TensorView& tensor, std::initializ
   if (!known) fail_argument("{}: dtype must be {}, is {}", argument, wanted, name(tensor.dtype));
   size_t d = 0;
   for (const int64_t extent : shape) {
-    if (tensor.shape[d] < 0) fail_argument("{}.shape[{}] = {} is negative", argument, d, tensor.shape[d]);
+    if (tensor.shape[d] < 0)
+      fail_argument("{}.shape[{}] = {} is negative", argument, d, tensor.shape[d]);
     if (extent >= 0 && tensor.shape[d] != extent) {
-      fail_argument("{}: must have shape {}, has {}", argument, shape_text(shape), shape_text(tensor));
+      fail_argument("{}: must have shape {}, has {}", argument, shape_text(shape),
+                    shape_text(tensor));
     }
     ++d;
   }
   check_device(argument, tensor.device, device);
   if (pointers == Pointers::ignored || tensor.size() == 0) return;
-  if (tensor.data == nullptr) fail_argument("{}.data is null, but its shape is {}", argument, shape_text(tensor));
-  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(itemsize(tensor.dtype)) != 0) {
+  if (tensor.data == nullptr)
+    fail_argument("{}.data is null, but its shape is {}", argument, shape_text(tensor));
+  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(itemsize(tensor.dtype)) !=
+      0) {
     fail_argument("{}.data = {}: must be aligned to its {}-byte elements", argument,
                   fmt::ptr(tensor.data), itemsize(tensor.dtype));
   }
@@ -107,7 +113,8 @@ ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const S
                          Pointers pointers) {
   ScaleValues values;
   if (cache.dtype != DType::f8_e4m3fn) return values;
-  const auto read = [&](const char* argument, const Scale& scale, float* value, const float** pointer) {
+  const auto read = [&](const char* argument, const Scale& scale, float* value,
+                        const float** pointer) {
     switch (scale.kind) {
       case Scale::Kind::value:
         *value = scale.value;
@@ -148,12 +155,15 @@ void check_attention(const TensorView& query, const KvCacheView& cache, const Te
   const int64_t heads = query.shape[1];
   const int64_t dim = query.shape[2];
   if (dim != cache.dim) {
-    fail_argument("query.shape[2] (dim) = {}: must be that of kv_cache, {} (its last dimension is 2*dim = {})",
-                  dim, cache.dim, 2 * cache.dim);
+    fail_argument(
+        "query.shape[2] (dim) = {}: must be that of kv_cache, {} (its last dimension is 2*dim = "
+        "{})",
+        dim, cache.dim, 2 * cache.dim);
   }
   if (heads == 0 || heads % cache.groups != 0) {
-    fail_argument("query.shape[1] (heads) = {}: must be a positive multiple of the cache's {} groups",
-                  heads, cache.groups);
+    fail_argument(
+        "query.shape[1] (heads) = {}: must be a positive multiple of the cache's {} groups", heads,
+        cache.groups);
   }
   if (rows > std::numeric_limits<int32_t>::max()) {
     fail_argument("query.shape[0] (rows) = {}: must be at most 2^31 - 1", rows);
@@ -222,28 +232,30 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
 void fail_entry(const BadEntry& bad, int64_t row, int64_t group, int64_t groups,
                 const BlockTableView& table, const PageGeometry& geometry, int64_t own_region,
                 int64_t owner) {
-  const std::string where = groups > 1 ? fmt::format("row {}, group {}", row, group) : fmt::format("row {}", row);
+  const std::string where =
+      groups > 1 ? fmt::format("row {}, group {}", row, group) : fmt::format("row {}", row);
   const std::string entry = fmt::format("regions[{}, entry {}] = {}", where, bad.entry, bad.value);
   switch (bad.fault) {
     case status_owner:
       fail(ErrorCode::invalid_entry, "owners[row {}] = {}: must be in 0 .. {}", row, bad.value,
            table.requests - 1);
     case status_region:
-      fail(ErrorCode::invalid_entry, "{}: must be in 0 .. {}, the row's own region", entry, own_region);
+      fail(ErrorCode::invalid_entry, "{}: must be in 0 .. {}, the row's own region", entry,
+           own_region);
     case kDuplicate:
       fail(ErrorCode::invalid_entry, "{}: the row lists this region twice", entry);
     case kOwnMissing:
-      fail(ErrorCode::invalid_entry, "regions[{}]: the row's own region {} is not among its entries", where,
-           own_region);
+      fail(ErrorCode::invalid_entry,
+           "regions[{}]: the row's own region {} is not among its entries", where, own_region);
     default:
       break;
   }
   if (bad.table_column >= table.max_blocks) {
-    fail(ErrorCode::invalid_entry, "{}: needs column {} of block_table, which has {} columns", entry,
-         bad.table_column, table.max_blocks);
+    fail(ErrorCode::invalid_entry, "{}: needs column {} of block_table, which has {} columns",
+         entry, bad.table_column, table.max_blocks);
   }
-  fail(ErrorCode::invalid_entry, "{}: block_table[request {}, column {}] = {}: must be in 0 .. {}", entry,
-       owner, bad.table_column, bad.table_value, geometry.blocks - 1);
+  fail(ErrorCode::invalid_entry, "{}: block_table[request {}, column {}] = {}: must be in 0 .. {}",
+       entry, owner, bad.table_column, bad.table_value, geometry.blocks - 1);
 }
 
 TensorView host_view(const char* argument, const TensorView& tensor, const Options& options,
@@ -253,15 +265,18 @@ TensorView host_view(const char* argument, const TensorView& tensor, const Optio
   for (int32_t i = 0; i < tensor.rank; ++i) {
     const auto d = static_cast<size_t>(i);
     if (tensor.shape[d] > 1 && tensor.strides[d] < 0) {
-      fail_argument("{}.strides[{}] = {}: a strict call takes no negative strides on a device", argument, d,
-                    tensor.strides[d]);
+      fail_argument("{}.strides[{}] = {}: a strict call takes no negative strides on a device",
+                    argument, d, tensor.strides[d]);
     }
     if (tensor.shape[d] > 1) last += (tensor.shape[d] - 1) * tensor.strides[d];
   }
   storage->resize(static_cast<size_t>((last + 1) * itemsize(tensor.dtype)));
-  page_device(tensor.device).download(tensor.data, storage->size(), storage->data(),
-                                      {.device = tensor.device, .threads = nullptr, .stream = options.stream,
-                                       .status = nullptr});
+  page_device(tensor.device)
+      .download(tensor.data, storage->size(), storage->data(),
+                {.device = tensor.device,
+                 .threads = nullptr,
+                 .stream = options.stream,
+                 .status = nullptr});
   TensorView view = tensor;
   view.data = storage->data();
   view.device = {};

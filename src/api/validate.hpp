@@ -17,9 +17,9 @@ namespace octopage {
 enum class Pointers { checked, ignored };
 
 /// Rank, dtype, shape and device of a tensor argument. An extent of -1 in `shape` is any.
-void check_tensor(const char* argument, const TensorView& tensor, std::initializer_list<DType> dtypes,
-                  std::initializer_list<int64_t> shape, Device device,
-                  Pointers pointers = Pointers::checked);
+void check_tensor(const char* argument, const TensorView& tensor,
+                  std::initializer_list<DType> dtypes, std::initializer_list<int64_t> shape,
+                  Device device, Pointers pointers = Pointers::checked);
 
 /// The tensor's last dimension is contiguous (strides of extents 0 and 1 mean nothing).
 void check_last_contiguous(const char* argument, const TensorView& tensor);

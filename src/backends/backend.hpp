@@ -49,8 +49,8 @@ struct AttentionTensors {
   int64_t stride_lse_row;
   int64_t stride_lse_head;
   KvCacheView cache;
-  double scale;    ///< k_scale folded in, where its value is known on the host
-  double v_scale;  ///< multiplies the normalised sum, likewise
+  double scale;                  ///< k_scale folded in, where its value is known on the host
+  double v_scale;                ///< multiplies the normalised sum, likewise
   const float* k_scale_pointer;  ///< [1] on the device, multiplies scale; null on the CPU
   const float* v_scale_pointer;  ///< [1] on the device, multiplies v_scale; null on the CPU
 };
@@ -71,18 +71,18 @@ struct DirectParams {
 struct PagedParams {
   Problem problem;
   AttentionTensors tensors;
-  const int32_t* pages;          ///< [page_capacity] page ids; those outside 0 .. page_count-1 are skipped
-  const int32_t* indptr;         ///< [rows+1]
+  const int32_t* pages;   ///< [page_capacity] page ids; those outside 0 .. page_count-1 are skipped
+  const int32_t* indptr;  ///< [rows+1]
   const int32_t* last_page_len;  ///< [rows]
   int64_t page_count;            ///< pages in the cache's view
 };
 
 /// Where and how a backend runs.
 struct RunContext {
-  Threads* threads;      ///< CPU
-  void* stream;          ///< CUDA
+  Threads* threads;                ///< CPU
+  void* stream;                    ///< CUDA
   std::span<std::byte> workspace;  ///< at least workspace_bytes() of the problem
-  int32_t* status;       ///< [1] on the device; may be null
+  int32_t* status;                 ///< [1] on the device; may be null
 };
 
 class Backend {

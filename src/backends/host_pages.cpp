@@ -59,7 +59,8 @@ class HostPlanStorage final : public PlanStorage {
     indptr_.commit();
     last_page_len_.commit();
     query_.commit();
-    if (pages_.commit()) std::fill_n(pages_.data(), entries, -1);  // rows never filled select nothing
+    if (pages_.commit())
+      std::fill_n(pages_.data(), entries, -1);  // rows never filled select nothing
     std::copy(positions.begin(), positions.end(), positions_.data());
     write_compact_metadata(positions, region_count, planned_indptr_.data(), last_page_len_.data());
     std::copy_n(planned_indptr_.data(), rows + 1, indptr_.data());
@@ -67,15 +68,18 @@ class HostPlanStorage final : public PlanStorage {
     owns_query_ = query_bytes > 0;
   }
 
-  void fixup(const TensorView& positions, int64_t region_count, const PageContext& context) override {
+  void fixup(const TensorView& positions, int64_t region_count,
+             const PageContext& context) override {
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t at = row * positions.strides[0];
-      positions_.data()[row] = positions.dtype == DType::i64 ? static_cast<const int64_t*>(positions.data)[at]
-                                                             : static_cast<const int32_t*>(positions.data)[at];
+      positions_.data()[row] = positions.dtype == DType::i64
+                                   ? static_cast<const int64_t*>(positions.data)[at]
+                                   : static_cast<const int32_t*>(positions.data)[at];
     }
-    raise_status(context.status,
-                 fixup_compact_metadata({positions_.data(), static_cast<size_t>(rows_)}, region_count,
-                                        planned_indptr_.data(), indptr_.data(), last_page_len_.data()));
+    raise_status(
+        context.status,
+        fixup_compact_metadata({positions_.data(), static_cast<size_t>(rows_)}, region_count,
+                               planned_indptr_.data(), indptr_.data(), last_page_len_.data()));
   }
 
   Views views() const override {
@@ -105,9 +109,10 @@ class HostPageDevice final : public PageDevice {
   void stage(const StageParams& params, const PageContext& context) const override {
     raise_status(context.status, stage_pages(params, *context.threads));
   }
-  void write_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths, int64_t block_size,
-                          int32_t* staged_blocks, int32_t* staged_table, int64_t staged_stride_request,
-                          int64_t staged_stride_block, const PageContext&) const override {
+  void write_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths,
+                          int64_t block_size, int32_t* staged_blocks, int32_t* staged_table,
+                          int64_t staged_stride_request, int64_t staged_stride_block,
+                          const PageContext&) const override {
     octopage::write_staging_plan(table, lengths, block_size, staged_blocks, staged_table,
                                  staged_stride_request, staged_stride_block);
   }

@@ -38,7 +38,8 @@ class PlanStorage {
   virtual void plan(std::span<const int64_t> positions, int64_t region_count, int64_t entries,
                     size_t query_bytes, const PageContext& context) = 0;
   /// Exact positions, [rows] i32 or i64 on the device, replace the bounds.
-  virtual void fixup(const TensorView& positions, int64_t region_count, const PageContext& context) = 0;
+  virtual void fixup(const TensorView& positions, int64_t region_count,
+                     const PageContext& context) = 0;
   virtual Views views() const = 0;
 };
 
@@ -53,7 +54,8 @@ class PageDevice {
                                   const PageContext& context) const = 0;
   virtual std::unique_ptr<PlanStorage> make_plan_storage(Device device) const = 0;
   /// Copies device memory to the host and waits: strict checks. Refused under capture.
-  virtual void download(const void* from, size_t bytes, void* to, const PageContext& context) const = 0;
+  virtual void download(const void* from, size_t bytes, void* to,
+                        const PageContext& context) const = 0;
 };
 
 const PageDevice& host_page_device();

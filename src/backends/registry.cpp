@@ -15,9 +15,11 @@ namespace octopage {
 std::span<const Backend* const> compiled_backends() {
   static const std::array backends = {
 #if OCTOPAGE_HAS_CUDA
-      &cuda_sm80_backend(),
+    &cuda_sm80_backend(),
 #endif
-      &cpu_backend(), &reference_backend()};
+    &cpu_backend(),
+    &reference_backend()
+  };
   return backends;
 }
 
@@ -32,7 +34,8 @@ const PageDevice& page_device(Device device) {
 
 Support supports_on_cpu(const char* backend, const Problem& problem) {
   if (problem.device.type != DeviceType::cpu) {
-    return {false, fmt::format("{}: runs on cpu tensors; these are on {}", backend, name(problem.device))};
+    return {false,
+            fmt::format("{}: runs on cpu tensors; these are on {}", backend, name(problem.device))};
   }
   return supports_shape(backend, problem);
 }
@@ -43,11 +46,12 @@ Support supports_shape(const char* backend, const Problem& problem) {
                                name(problem.query_dtype))};
   }
   if (std::find(std::begin(kHeadDims), std::end(kHeadDims), problem.dim) == std::end(kHeadDims)) {
-    return {false, fmt::format("{}: head dim must be one of 64, 128, 192, 256, is {}", backend, problem.dim)};
+    return {false, fmt::format("{}: head dim must be one of 64, 128, 192, 256, is {}", backend,
+                               problem.dim)};
   }
   if (problem.heads_per_group < 1 || problem.heads_per_group > kMaxHeadsPerGroup) {
-    return {false, fmt::format("{}: heads per group must be 1 .. {}, is {}", backend, kMaxHeadsPerGroup,
-                               problem.heads_per_group)};
+    return {false, fmt::format("{}: heads per group must be 1 .. {}, is {}", backend,
+                               kMaxHeadsPerGroup, problem.heads_per_group)};
   }
   return {true, ""};
 }

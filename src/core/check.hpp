@@ -24,13 +24,15 @@ template <typename... Args>
 /// a * b or Error: `what` names the product.
 inline int64_t checked_mul(int64_t a, int64_t b, const char* what) {
   int64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product)) fail_argument("{}: {} * {} overflows 64 bits", what, a, b);
+  if (__builtin_mul_overflow(a, b, &product))
+    fail_argument("{}: {} * {} overflows 64 bits", what, a, b);
   return product;
 }
 
 inline int64_t checked_add(int64_t a, int64_t b, const char* what) {
   int64_t sum = 0;
-  if (__builtin_add_overflow(a, b, &sum)) fail_argument("{}: {} + {} overflows 64 bits", what, a, b);
+  if (__builtin_add_overflow(a, b, &sum))
+    fail_argument("{}: {} + {} overflows 64 bits", what, a, b);
   return sum;
 }
 

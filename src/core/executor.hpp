@@ -27,15 +27,19 @@ class Threads {
   template <typename Body>
   void parallel_for(int64_t count, Body&& body) {
     using Type = std::remove_reference_t<Body>;
-    run(count, [](void* context, int64_t index, int32_t worker) { (*static_cast<Type*>(context))(index, worker); },
+    run(
+        count,
+        [](void* context, int64_t index, int32_t worker) {
+          (*static_cast<Type*>(context))(index, worker);
+        },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:
   void run(int64_t count, void (*body)(void*, int64_t, int32_t), void* context);
 
-  Executor* executor_ = nullptr;      // the caller's, may be null
-  std::unique_ptr<Executor> own_;     // null where executor_ is the caller's
+  Executor* executor_ = nullptr;   // the caller's, may be null
+  std::unique_ptr<Executor> own_;  // null where executor_ is the caller's
   int32_t concurrency_ = 1;
 };
 

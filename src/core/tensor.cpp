@@ -47,10 +47,12 @@ bool TensorView::is_contiguous() const {
 }
 
 TensorView TensorView::slice(int32_t dim, int64_t begin, int64_t end) const {
-  if (dim < 0 || dim >= rank) fail_argument("slice: dimension {} of a tensor of rank {}", dim, rank);
+  if (dim < 0 || dim >= rank)
+    fail_argument("slice: dimension {} of a tensor of rank {}", dim, rank);
   const auto d = static_cast<size_t>(dim);
   if (begin < 0 || end < begin || end > shape[d]) {
-    fail_argument("slice: [{}, {}) is not inside dimension {} of extent {}", begin, end, dim, shape[d]);
+    fail_argument("slice: [{}, {}) is not inside dimension {} of extent {}", begin, end, dim,
+                  shape[d]);
   }
   TensorView view = *this;
   view.shape[d] = end - begin;

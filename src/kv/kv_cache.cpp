@@ -12,8 +12,8 @@ int64_t effective_stride(const TensorView& tensor, size_t d, int64_t natural) {
 
 void check_aligned_stride(const char* which, int64_t stride, int64_t element_bytes) {
   if (stride * element_bytes % 16 != 0) {
-    fail_argument("kv_cache.{} = {} elements of {} bytes: cache rows must be 16-byte aligned", which,
-                  stride, element_bytes);
+    fail_argument("kv_cache.{} = {} elements of {} bytes: cache rows must be 16-byte aligned",
+                  which, stride, element_bytes);
   }
 }
 
@@ -47,10 +47,12 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
       view.dtype = DType::f8_e4m3fn;
       break;
     default:
-      fail_argument("kv_cache: dtype must be bf16, f16, f8_e4m3fn or u8, is {}", name(kv_cache.dtype));
+      fail_argument("kv_cache: dtype must be bf16, f16, f8_e4m3fn or u8, is {}",
+                    name(kv_cache.dtype));
   }
   for (size_t d = 0; d < 4; ++d) {
-    if (kv_cache.shape[d] < 0) fail_argument("kv_cache.shape[{}] = {} is negative", d, kv_cache.shape[d]);
+    if (kv_cache.shape[d] < 0)
+      fail_argument("kv_cache.shape[{}] = {} is negative", d, kv_cache.shape[d]);
   }
   const int64_t row = kv_cache.shape[3];
   if (row <= 0 || row % 2 != 0) {
@@ -62,7 +64,8 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
   view.groups = kv_cache.shape[1];
   view.block_size = kv_cache.shape[2];
   view.dim = row / 2;
-  if (view.groups <= 0) fail_argument("kv_cache.shape[1] = {}: must have at least one group", view.groups);
+  if (view.groups <= 0)
+    fail_argument("kv_cache.shape[1] = {}: must have at least one group", view.groups);
   if (view.block_size <= 0 || view.block_size % kPageTokens != 0) {
     fail_argument("kv_cache.shape[2] (block_size) = {}: must be a positive multiple of 8",
                   view.block_size);
@@ -71,35 +74,43 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
     fail_argument("kv_cache.shape[2] (block_size) = {}: must be below 2^31", view.block_size);
   }
   if (kv_cache.strides[3] != 1) {
-    fail_argument("kv_cache.strides[3] = {}: the last dimension must be contiguous", kv_cache.strides[3]);
+    fail_argument("kv_cache.strides[3] = {}: the last dimension must be contiguous",
+                  kv_cache.strides[3]);
   }
   const int64_t element_bytes = itemsize(view.dtype);
   view.stride_token = effective_stride(kv_cache, 2, row);
   if (view.stride_token < row) {
-    fail_argument("kv_cache.stride_token = {}: must be at least 2*dim = {}", view.stride_token, row);
+    fail_argument("kv_cache.stride_token = {}: must be at least 2*dim = {}", view.stride_token,
+                  row);
   }
-  const int64_t block_span = checked_mul(view.block_size, view.stride_token, "kv_cache: block_size * stride_token");
+  const int64_t block_span =
+      checked_mul(view.block_size, view.stride_token, "kv_cache: block_size * stride_token");
   view.stride_group = effective_stride(kv_cache, 1, block_span);
   // One block: the page stride is block_size / 8 whatever the caller's stride says.
   view.stride_block = effective_stride(kv_cache, 0, block_span);
-  if (view.stride_group < 0) fail_argument("kv_cache.stride_group = {} is negative", view.stride_group);
-  if (view.stride_block <= 0) fail_argument("kv_cache.stride_block = {} is not positive", view.stride_block);
+  if (view.stride_group < 0)
+    fail_argument("kv_cache.stride_group = {} is negative", view.stride_group);
+  if (view.stride_block <= 0)
+    fail_argument("kv_cache.stride_block = {} is not positive", view.stride_block);
   const int64_t page = checked_mul(kPageTokens, view.stride_token, "kv_cache: 8 * stride_token");
   if (view.stride_block % page != 0) {
     fail_argument(
-        "kv_cache.stride_block = {} elements is not a whole number of eight-token pages (8 * {} = {})",
+        "kv_cache.stride_block = {} elements is not a whole number of eight-token pages (8 * {} = "
+        "{})",
         view.stride_block, view.stride_token, page);
   }
   if (view.page_stride() > INT32_MAX) {
-    fail_argument("kv_cache.stride_block = {}: a page stride of {} must be below 2^31", view.stride_block,
-                  view.page_stride());
+    fail_argument("kv_cache.stride_block = {}: a page stride of {} must be below 2^31",
+                  view.stride_block, view.page_stride());
   }
   // The last element must be addressable in bytes.
   int64_t last = checked_add(block_span, row, "kv_cache extent");
   if (view.blocks > 1) {
-    last = checked_add(last, checked_mul(view.blocks - 1, view.stride_block, "kv_cache extent"), "kv_cache extent");
+    last = checked_add(last, checked_mul(view.blocks - 1, view.stride_block, "kv_cache extent"),
+                       "kv_cache extent");
   }
-  last = checked_add(last, checked_mul(view.groups - 1, view.stride_group, "kv_cache extent"), "kv_cache extent");
+  last = checked_add(last, checked_mul(view.groups - 1, view.stride_group, "kv_cache extent"),
+                     "kv_cache extent");
   checked_mul(last, element_bytes, "kv_cache extent in bytes");
   check_aligned_stride("stride_token", view.stride_token, element_bytes);
   check_aligned_stride("stride_group", view.stride_group, element_bytes);
@@ -112,7 +123,9 @@ KvCacheView kv_cache_view(const TensorView& kv_cache) {
   return view;
 }
 
-int64_t kv_page_stride(const TensorView& kv_cache) { return kv_cache_view(kv_cache).page_stride(); }
+int64_t kv_page_stride(const TensorView& kv_cache) {
+  return kv_cache_view(kv_cache).page_stride();
+}
 
 int64_t kv_page_count(const KvCacheView& cache) {
   if (cache.blocks == 0) return 0;
@@ -145,10 +158,9 @@ RegionAddress region_address(const KvCacheView& cache, const BlockTableView& tab
   if (group < 0 || group >= cache.groups) {
     fail_argument("group = {}: must be in 0 .. {}", group, cache.groups - 1);
   }
-  const PageLookup page =
-      region > INT32_MAX
-          ? PageLookup{-1, status_region}
-          : page_of_region(table, cache.geometry(), owner, region, region_of_position(position));
+  const PageLookup page = region > INT32_MAX ? PageLookup{-1, status_region}
+                                             : page_of_region(table, cache.geometry(), owner,
+                                                              region, region_of_position(position));
   if (page.fault != 0) return {nullptr, page};
   const int64_t offset = page_offset(cache, group, page.page) * itemsize(cache.dtype);
   return {static_cast<const char*>(cache.data) + offset, page};

@@ -32,7 +32,8 @@ void stage_block(const StageParams& params, int64_t block, int64_t staged_index)
     if (cache.dtype == params.output_dtype) {
       const int64_t bytes = itemsize(cache.dtype);
       std::memcpy(static_cast<char*>(params.output) + target * bytes,
-                  static_cast<const char*>(cache.data) + source * bytes, static_cast<size_t>(row * bytes));
+                  static_cast<const char*>(cache.data) + source * bytes,
+                  static_cast<size_t>(row * bytes));
       continue;
     }
     convert_row(params, cache.data, params.output, cache.dim, params.k_scale, source, target);
@@ -42,7 +43,8 @@ void stage_block(const StageParams& params, int64_t block, int64_t staged_index)
 }
 
 /// The own region where positions are not at hand: the largest id that is valid otherwise.
-int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions, int64_t count) {
+int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions,
+                             int64_t count) {
   int64_t largest = -1;
   for (int64_t entry = 0; entry < count; ++entry) {
     const int64_t region = regions[entry * p.stride_regions_entry];
@@ -156,14 +158,17 @@ BadEntry check_selection(const BlockTableView& table, const PageGeometry& geomet
     if (page.fault != status_table) break;
     bad.table_column = region / geometry.regions_per_block;
     if (bad.table_column < table.max_blocks) {
-      bad.table_value = table.data[owner * table.stride_request + bad.table_column * table.stride_block];
+      bad.table_value =
+          table.data[owner * table.stride_request + bad.table_column * table.stride_block];
     }
     break;
   }
-  // A repeated entry before it is the first; repetition shows in the sorted order of (region, entry).
+  // A repeated entry before it is the first; repetition shows in the sorted order of (region,
+  // entry).
   std::vector<std::pair<int32_t, int64_t>> sorted;
   sorted.reserve(static_cast<size_t>(checked));
-  for (int64_t entry = 0; entry < checked; ++entry) sorted.emplace_back(regions[entry * stride_entry], entry);
+  for (int64_t entry = 0; entry < checked; ++entry)
+    sorted.emplace_back(regions[entry * stride_entry], entry);
   std::sort(sorted.begin(), sorted.end());
   BadEntry duplicate;
   for (size_t i = 1; i < sorted.size(); ++i) {

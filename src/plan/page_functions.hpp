@@ -16,7 +16,8 @@ namespace octopage {
 /// Throws Error unless block_size is a positive multiple of 8.
 void check_block_size(int64_t block_size);
 
-/// Lists the live blocks of each request and numbers them. `lengths` [table.requests] fit the table.
+/// Lists the live blocks of each request and numbers them. `lengths` [table.requests] fit the
+/// table.
 void write_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths,
                         int64_t block_size, int32_t* staged_blocks, int32_t* staged_table,
                         int64_t staged_stride_request, int64_t staged_stride_block);
@@ -68,17 +69,18 @@ struct BadEntry {
   int32_t fault = 0;  ///< 0: none. One StatusBit, or kDuplicate
   int64_t row = 0;
   int64_t group = 0;
-  int64_t entry = -1;  ///< index in the row's selection; -1: the owner
-  int64_t value = 0;   ///< the region id or owner
+  int64_t entry = -1;         ///< index in the row's selection; -1: the owner
+  int64_t value = 0;          ///< the region id or owner
   int64_t table_column = -1;  ///< status_table: the column,
   int64_t table_value = 0;    ///< and the entry there, where the column exists
 };
-inline constexpr int32_t kDuplicate = 1 << 16;   ///< BadEntry::fault: the region was listed before
-inline constexpr int32_t kOwnMissing = 1 << 17;  ///< BadEntry::fault: the row's own region is not listed
+inline constexpr int32_t kDuplicate = 1 << 16;  ///< BadEntry::fault: the region was listed before
+inline constexpr int32_t kOwnMissing =
+    1 << 17;  ///< BadEntry::fault: the row's own region is not listed
 
-/// Finds the first bad entry of one row's selection: the owner, then entries in order, repeated ones
-/// included, then the own region if it is missing.
-/// `own_region` is that of the row's position; `require_own` also asks for the own region.
+/// Finds the first bad entry of one row's selection: the owner, then entries in order, repeated
+/// ones included, then the own region if it is missing. `own_region` is that of the row's position;
+/// `require_own` also asks for the own region.
 BadEntry check_selection(const BlockTableView& table, const PageGeometry& geometry, int64_t owner,
                          const int32_t* regions, int64_t stride_entry, int64_t count,
                          int64_t own_region, bool require_own);

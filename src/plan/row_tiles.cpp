@@ -28,7 +28,9 @@ std::vector<int32_t> valid_regions(const RowView& view, const TensorView& region
   return valid;
 }
 
-int64_t group_count(const TensorView& regions) { return regions.rank == 2 ? 1 : regions.shape[1]; }
+int64_t group_count(const TensorView& regions) {
+  return regions.rank == 2 ? 1 : regions.shape[1];
+}
 
 }  // namespace
 
@@ -94,7 +96,8 @@ UnionFactor measure_union_factor(const TensorView& owners, const TensorView& pos
     for (int64_t group = 0; group < group_count(regions); ++group) {
       std::vector<int32_t> all;
       for (int32_t place = tiles.starts[tile]; place < tiles.starts[tile + 1]; ++place) {
-        const auto valid = valid_regions(view, regions, tiles.order[static_cast<size_t>(place)], group);
+        const auto valid =
+            valid_regions(view, regions, tiles.order[static_cast<size_t>(place)], group);
         all.insert(all.end(), valid.begin(), valid.end());
       }
       if (all.empty()) continue;

@@ -58,7 +58,8 @@ struct UnionFactor {
 UnionFactor measure_union_factor(const TensorView& owners, const TensorView& positions,
                                  const TensorView& regions, int64_t height);
 
-/// Mean share of a row's valid regions that the row before it (of the same owner and group) has too.
+/// Mean share of a row's valid regions that the row before it (of the same owner and group) has
+/// too.
 double measure_neighbour_overlap(const TensorView& owners, const TensorView& positions,
                                  const TensorView& regions);
 

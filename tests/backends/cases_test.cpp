@@ -41,20 +41,24 @@ void expect_file(const Outcome& actual, const Step& step, double bound, const st
         if (!(std::fabs(error) <= worst)) worst = std::fabs(error), where = d;
       }
       const double error = std::sqrt(norm > 0 ? difference / norm : difference);
-      ASSERT_TRUE(error <= bound) << what << ": row " << row << ", head " << head << ", relative error " << error
-                                  << "; element " << where << " is " << actual.at(row, head, where) << ", expected "
-                                  << output[line * static_cast<size_t>(step.dim()) + static_cast<size_t>(where)];
+      ASSERT_TRUE(error <= bound)
+          << what << ": row " << row << ", head " << head << ", relative error " << error
+          << "; element " << where << " is " << actual.at(row, head, where) << ", expected "
+          << output[line * static_cast<size_t>(step.dim()) + static_cast<size_t>(where)];
       if (std::isinf(lse[line])) {
         ASSERT_EQ(actual.lse_at(row, head), lse[line]) << what;
       } else {
-        ASSERT_LE(std::fabs(double{actual.lse_at(row, head)} - lse[line]), std::max(2e-3, 1e-5 * std::fabs(double{lse[line]})))
+        ASSERT_LE(std::fabs(double{actual.lse_at(row, head)} - lse[line]),
+                  std::max(2e-3, 1e-5 * std::fabs(double{lse[line]})))
             << what << ": lse of row " << row << ", head " << head;
       }
     }
   }
 }
 
-double bound_of(const Step& step, DType output) { return Bounds::of(args_of(step), output).output; }
+double bound_of(const Step& step, DType output) {
+  return Bounds::of(args_of(step), output).output;
+}
 
 TEST(Cases, Direct) {
   ASSERT_GE(case_files().size(), 20u);
@@ -63,7 +67,8 @@ TEST(Cases, Direct) {
     for (const char* backend : kBackends) {
       const std::string what = file.stem().string() + ", " + backend;
       expect_file(run(step, backend), step, 1e-5, what + ", f32 output");
-      expect_file(run(step, backend, step.query.dtype), step, bound_of(step, step.query.dtype), what);
+      expect_file(run(step, backend, step.query.dtype), step, bound_of(step, step.query.dtype),
+                  what);
     }
   }
 }
@@ -74,22 +79,30 @@ TEST(Cases, PlannedWithItsPageLists) {
     const int64_t rows = step.rows(), groups = step.groups(), heads = step.heads() / groups;
     std::vector<int64_t> positions;
     for (int64_t row = 0; row < rows; ++row) {
-      positions.push_back(step.positions.dtype == DType::i64 ? static_cast<const int64_t*>(step.positions.data)[row]
-                                                             : static_cast<const int32_t*>(step.positions.data)[row]);
+      positions.push_back(step.positions.dtype == DType::i64
+                              ? static_cast<const int64_t*>(step.positions.data)[row]
+                              : static_cast<const int32_t*>(step.positions.data)[row]);
     }
     for (const char* backend : kBackends) {
       const std::string what = file.stem().string() + ", " + backend + ", planned";
       Outcome outcome{.heads = step.heads(), .dim = step.dim()};
       outcome.output.assign(static_cast<size_t>(step.query.size()) * 4, kPoison);
       outcome.lse.assign(static_cast<size_t>(rows * step.heads()), NAN);
-      const auto output = TensorView::contiguous(outcome.output.data(), DType::f32, {rows, step.heads(), step.dim()});
+      const auto output = TensorView::contiguous(outcome.output.data(), DType::f32,
+                                                 {rows, step.heads(), step.dim()});
       const auto lse = TensorView::contiguous(outcome.lse.data(), DType::f32, {rows, step.heads()});
       CompactPagedPrefill plan;
-      plan.plan({.query_shape = {rows, heads, step.dim()}, .dtype = step.query.dtype, .device = {}, .positions = positions,
-                 .region_count = step.region_count(), .scale = step.scale, .block_size = step.block_size(),
+      plan.plan({.query_shape = {rows, heads, step.dim()},
+                 .dtype = step.query.dtype,
+                 .device = {},
+                 .positions = positions,
+                 .region_count = step.region_count(),
+                 .scale = step.scale,
+                 .block_size = step.block_size(),
                  .contiguous_query = false});
       EXPECT_EQ(values<int32_t>(plan.indptr()), values<int32_t>(step.expected_indptr)) << what;
-      EXPECT_EQ(values<int32_t>(plan.last_page_len()), values<int32_t>(step.expected_last_page_len)) << what;
+      EXPECT_EQ(values<int32_t>(plan.last_page_len()), values<int32_t>(step.expected_last_page_len))
+          << what;
       std::vector<int32_t> pages;
       for (int64_t g = 0; g < groups; ++g) {
         TensorView regions = step.regions;
@@ -99,12 +112,15 @@ TEST(Cases, PlannedWithItsPageLists) {
           regions.shape = {rows, step.region_count()};
           regions.strides = {step.regions.strides[0], step.regions.strides[2]};
         }
-        const auto slice = [&](const TensorView& t) { return t.slice(1, g * heads, (g + 1) * heads); };
+        const auto slice = [&](const TensorView& t) {
+          return t.slice(1, g * heads, (g + 1) * heads);
+        };
         const TensorView cache = step.kv_cache.slice(1, g, g + 1);
         const int64_t cut = rows / 2;  // chunks, the second first
         for (const auto& [begin, end] : {std::pair{cut, rows}, std::pair{int64_t{0}, cut}}) {
-          plan.prepare_chunk(begin, slice(step.query).slice(0, begin, end), cache, regions.slice(0, begin, end),
-                             step.block_table, step.owners.slice(0, begin, end), on(backend));
+          plan.prepare_chunk(begin, slice(step.query).slice(0, begin, end), cache,
+                             regions.slice(0, begin, end), step.block_table,
+                             step.owners.slice(0, begin, end), on(backend));
         }
         const auto list = values<int32_t>(plan.pages());
         pages.insert(pages.end(), list.begin(), list.end());
@@ -128,14 +144,17 @@ TEST(Cases, StagedWithItsPlan) {
     const auto staged = static_cast<int64_t>(plan.blocks.size());
     const int64_t heads = step.heads() / step.groups();
     TensorStorage storage;
-    const TensorView cache = storage.allocate_tensor(step.query.dtype, {staged, 1, step.block_size(), 2 * step.dim()});
+    const TensorView cache =
+        storage.allocate_tensor(step.query.dtype, {staged, 1, step.block_size(), 2 * step.dim()});
     for (int64_t g = 0; g < step.groups(); ++g) {
       const auto whole = args_of(step);
-      stage_prefill_pages(step.kv_cache.slice(1, g, g + 1), TensorView::contiguous(plan.blocks.data(), DType::i32, {staged}),
-                          cache, whole.k_scale, whole.v_scale, on("cpu"));
+      stage_prefill_pages(step.kv_cache.slice(1, g, g + 1),
+                          TensorView::contiguous(plan.blocks.data(), DType::i32, {staged}), cache,
+                          whole.k_scale, whole.v_scale, on("cpu"));
       Step part = step;
       part.kv_cache = cache;
-      part.block_table = TensorView::contiguous(plan.table.data(), DType::i32, {plan.requests, plan.max_blocks});
+      part.block_table =
+          TensorView::contiguous(plan.table.data(), DType::i32, {plan.requests, plan.max_blocks});
       part.query = step.query.slice(1, g * heads, (g + 1) * heads);
       if (step.regions.rank == 3) part.regions = step.regions.slice(1, g, g + 1);
       for (const char* backend : kBackends) {

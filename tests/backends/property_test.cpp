@@ -15,7 +15,9 @@ namespace {
 /// the table's tail, regions in any order.
 Step random_step(uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
   const int64_t dims[] = {64, 128, 192, 256};
   const DType caches[] = {DType::bf16, DType::f16, DType::f8_e4m3fn};
   SyntheticSpec spec;
@@ -39,15 +41,18 @@ Step random_step(uint64_t seed) {
     std::swap(owner_of(step, row), owner_of(step, other));
     std::swap(position_of(step, row), position_of(step, other));
     for (int64_t g = 0; g < step.groups(); ++g) {
-      for (int64_t i = 0; i < step.region_count(); ++i) std::swap(region_of(step, row, g, i), region_of(step, other, g, i));
+      for (int64_t i = 0; i < step.region_count(); ++i)
+        std::swap(region_of(step, row, g, i), region_of(step, other, g, i));
     }
   }
   for (int64_t row = 0; row < step.rows(); ++row) {
     if (below(7) == 0) position_of(step, row) = static_cast<int32_t>(-1 - below(20));
     const int64_t count = entries_of(step, row);
     for (int64_t g = 0; g < step.groups(); ++g) {
-      for (int64_t i = count; i-- > 1;) std::swap(region_of(step, row, g, i), region_of(step, row, g, below(i + 1)));
-      for (int64_t i = count; i < step.region_count(); ++i) region_of(step, row, g, i) = static_cast<int32_t>(random());
+      for (int64_t i = count; i-- > 1;)
+        std::swap(region_of(step, row, g, i), region_of(step, row, g, below(i + 1)));
+      for (int64_t i = count; i < step.region_count(); ++i)
+        region_of(step, row, g, i) = static_cast<int32_t>(random());
     }
   }
   return step;
@@ -64,8 +69,10 @@ TEST(Property, RandomStepsAgreeWithTheOracleOnBothPaths) {
       const Outcome direct = run(step, backend);
       ASSERT_NO_FATAL_FAILURE(expect_call(direct, args, Bounds::exact(), what));
       EXPECT_EQ(direct.status, 0) << what;
-      ASSERT_NO_FATAL_FAILURE(expect_call(run_planned(step, backend), args, Bounds::exact(), what + ", planned"));
-      ASSERT_NO_FATAL_FAILURE(expect_call(run(step, backend, step.query.dtype), args, Bounds::of(args, step.query.dtype),
+      ASSERT_NO_FATAL_FAILURE(
+          expect_call(run_planned(step, backend), args, Bounds::exact(), what + ", planned"));
+      ASSERT_NO_FATAL_FAILURE(expect_call(run(step, backend, step.query.dtype), args,
+                                          Bounds::of(args, step.query.dtype),
                                           what + ", query's type"));
     }
   }
@@ -75,7 +82,8 @@ TEST(Property, ThreadsAndExecutorsDoNotChangeABit) {
   class Backwards final : public Executor {
    public:
     int32_t concurrency() const override { return 3; }
-    void parallel_for(int64_t count, void (*body)(void*, int64_t, int32_t), void* context) override {
+    void parallel_for(int64_t count, void (*body)(void*, int64_t, int32_t),
+                      void* context) override {
       for (int64_t i = count; i-- > 0;) body(context, i, static_cast<int32_t>(i % 3));
     }
   } backwards;
@@ -95,7 +103,8 @@ TEST(Property, ThreadsAndExecutorsDoNotChangeABit) {
       options.executor = nullptr;
       for (const int32_t threads : {2, 5}) {
         options.threads = threads;
-        expect_same_bits(run(args_of(step), options), expected, std::to_string(threads) + " threads");
+        expect_same_bits(run(args_of(step), options), expected,
+                         std::to_string(threads) + " threads");
       }
     }
   }
@@ -115,9 +124,13 @@ TEST(Property, BatchInvariantRowsDoNotDependOnTheirNeighbours) {
       args.regions = args.regions.slice(0, row, row + 1);
       const Outcome alone = run(args, options);
       const auto bytes = alone.output.size();
-      ASSERT_EQ(std::memcmp(alone.output.data(), together.output.data() + static_cast<size_t>(row) * bytes, bytes), 0)
+      ASSERT_EQ(std::memcmp(alone.output.data(),
+                            together.output.data() + static_cast<size_t>(row) * bytes, bytes),
+                0)
           << "seed " << seed << ", row " << row;
-      ASSERT_EQ(std::memcmp(alone.lse.data(), together.lse.data() + row * step.heads(), alone.lse.size() * 4), 0);
+      ASSERT_EQ(std::memcmp(alone.lse.data(), together.lse.data() + row * step.heads(),
+                            alone.lse.size() * 4),
+                0);
     }
   }
 }
@@ -144,14 +157,16 @@ TEST(Property, SharedSelectionsEqualTheirCopiesPerGroup) {
     Step step = random_step(seed);
     for (int64_t row = 0; row < step.rows(); ++row) {
       for (int64_t g = 1; g < step.groups(); ++g) {
-        for (int64_t i = 0; i < step.region_count(); ++i) region_of(step, row, g, i) = region_of(step, row, 0, i);
+        for (int64_t i = 0; i < step.region_count(); ++i)
+          region_of(step, row, g, i) = region_of(step, row, 0, i);
       }
     }
     SparsePrefillArgs shared = args_of(step);
     shared.regions.rank = 2;
     shared.regions.shape = {step.rows(), step.region_count()};
     shared.regions.strides = {step.regions.strides[0], step.regions.strides[2]};
-    for (const char* backend : kBackends) expect_same_bits(run(shared, on(backend)), run(step, backend), backend);
+    for (const char* backend : kBackends)
+      expect_same_bits(run(shared, on(backend)), run(step, backend), backend);
   }
 }
 

@@ -72,7 +72,8 @@ TEST(Threads, UsesTheCallersExecutor) {
   pool.parallel_for(10, [&](int64_t index, int32_t) { sum += index; });
   EXPECT_EQ(sum, 45);
   EXPECT_EQ(executor.loops, 1);
-  EXPECT_THROW(pool.parallel_for(3, [](int64_t, int32_t) { throw std::logic_error("x"); }), std::logic_error);
+  EXPECT_THROW(pool.parallel_for(3, [](int64_t, int32_t) { throw std::logic_error("x"); }),
+               std::logic_error);
 }
 
 TEST(Threads, BadCountsAreRefused) {

@@ -10,8 +10,18 @@ namespace octopage::test {
 namespace {
 
 SyntheticSpec small(int64_t heads, int64_t groups, int64_t dim, uint64_t seed) {
-  return {.rows = 23, .requests = 3, .context = 700, .groups = groups, .heads = heads * groups, .dim = dim,
-          .region_count = 21, .block_size = 24, .keep = 0.8, .sink_regions = 1, .local_regions = 2, .seed = seed};
+  return {.rows = 23,
+          .requests = 3,
+          .context = 700,
+          .groups = groups,
+          .heads = heads * groups,
+          .dim = dim,
+          .region_count = 21,
+          .block_size = 24,
+          .keep = 0.8,
+          .sink_regions = 1,
+          .local_regions = 2,
+          .seed = seed};
 }
 
 TEST(Attention, EveryTypeAndDim) {
@@ -24,20 +34,22 @@ TEST(Attention, EveryTypeAndDim) {
         spec.kv_dtype = cache;
         const Step step = make_synthetic_step(spec);
         const Result expected = reference(step);
-        const std::string what = std::string(name(query)) + " " + name(cache) + " " + std::to_string(dim);
+        const std::string what =
+            std::string(name(query)) + " " + name(cache) + " " + std::to_string(dim);
         DeviceStep device(step);
         expect_close(device.direct(), expected, step, what + " direct");
         EXPECT_EQ(device.fetch().status, 0) << what;
         DeviceStep planned(step, query);
-        expect_close(planned.planned(planned.args.kv_cache, planned.args.block_table), expected, step,
-                     what + " planned", query);
+        expect_close(planned.planned(planned.args.kv_cache, planned.args.block_table), expected,
+                     step, what + " planned", query);
       }
     }
   }
 }
 
 TEST(Attention, EveryHeadCount) {
-  for (const int64_t heads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 128}) {
+  for (const int64_t heads :
+       {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, 64, 128}) {
     const Step step = make_synthetic_step(small(heads, 1, 64, static_cast<uint64_t>(heads)));
     DeviceStep device(step);
     expect_close(device.direct(), reference(step), step, std::to_string(heads) + " heads");
@@ -75,17 +87,20 @@ TEST(Attention, ShortRowsAndManyRegions) {
 TEST(Attention, InvalidEntriesAreSkippedWithTheirBits) {
   SyntheticSpec spec = small(16, 2, 192, 99);
   Step step = make_synthetic_step(spec);
-  std::vector<int32_t> regions(static_cast<const int32_t*>(step.regions.data),
-                               static_cast<const int32_t*>(step.regions.data) + step.regions.size());
+  std::vector<int32_t> regions(
+      static_cast<const int32_t*>(step.regions.data),
+      static_cast<const int32_t*>(step.regions.data) + step.regions.size());
   std::vector<int32_t> owners(static_cast<const int32_t*>(step.owners.data),
                               static_cast<const int32_t*>(step.owners.data) + step.rows());
-  std::vector<int32_t> table(static_cast<const int32_t*>(step.block_table.data),
-                             static_cast<const int32_t*>(step.block_table.data) + step.block_table.size());
+  std::vector<int32_t> table(
+      static_cast<const int32_t*>(step.block_table.data),
+      static_cast<const int32_t*>(step.block_table.data) + step.block_table.size());
   const int32_t hostile[] = {0x7fc00000, -1, INT32_MIN, INT32_MAX, 1 << 20};
   std::mt19937 random(5);
   for (size_t i = 0; i < regions.size(); i += 1 + random() % 5) regions[i] = hostile[random() % 5];
   const int64_t row_entries = step.regions.size() / step.rows();
-  for (int64_t i = 0; i < row_entries; ++i) regions[static_cast<size_t>(4 * row_entries + i)] = -5;  // nothing left
+  for (int64_t i = 0; i < row_entries; ++i)
+    regions[static_cast<size_t>(4 * row_entries + i)] = -5;  // nothing left
   struct Variant {
     const char* name;
     bool owner, entry;
@@ -97,7 +112,9 @@ TEST(Attention, InvalidEntriesAreSkippedWithTheirBits) {
     auto bad_owners = owners;
     auto bad_table = table;
     if (v.owner) bad_owners[2] = 77, bad_owners[9] = -1, bad_owners[11] = INT32_MAX;
-    if (v.entry) bad_table[0] = -1, bad_table[1] = INT32_MAX, bad_table[2] = static_cast<int32_t>(step.kv_cache.shape[0]);
+    if (v.entry)
+      bad_table[0] = -1, bad_table[1] = INT32_MAX,
+      bad_table[2] = static_cast<int32_t>(step.kv_cache.shape[0]);
     Step hostile_step = step;
     hostile_step.regions.data = regions.data();
     hostile_step.owners.data = bad_owners.data();
@@ -123,8 +140,10 @@ TEST(Attention, InvalidEntriesAreSkippedWithTheirBits) {
     try {
       Options host_options;
       host_options.strict = true;
-      sparse_prefill(host_args(hostile_step, TensorView::contiguous(sink.data(), DType::f32,
-                                                                    {step.rows(), step.heads(), step.dim()}), {}),
+      sparse_prefill(host_args(hostile_step,
+                               TensorView::contiguous(sink.data(), DType::f32,
+                                                      {step.rows(), step.heads(), step.dim()}),
+                               {}),
                      host_options);
     } catch (const Error& error) {
       host_message = error.what();
@@ -142,10 +161,13 @@ TEST(Attention, LargeLogitsStayFinite) {
   const Result expected = reference(step);
   DeviceStep device(step);
   const Result actual = device.direct();
-  for (size_t i = 0; i < actual.output.size(); ++i) ASSERT_TRUE(std::isfinite(actual.output[i])) << i;
+  for (size_t i = 0; i < actual.output.size(); ++i)
+    ASSERT_TRUE(std::isfinite(actual.output[i])) << i;
   for (size_t i = 0; i < actual.lse.size(); ++i) {
     // The spacing of f32 at 1e5 is 8e-3; a dot product of 128 terms loses a few of them.
-    ASSERT_NEAR(actual.lse[i], expected.lse[i], std::max(0.2, 1e-5 * std::fabs(double{expected.lse[i]}))) << i;
+    ASSERT_NEAR(actual.lse[i], expected.lse[i],
+                std::max(0.2, 1e-5 * std::fabs(double{expected.lse[i]})))
+        << i;
   }
 }
 
@@ -165,8 +187,10 @@ TEST(Attention, NonFiniteInputsStayInTheirRow) {
   DeviceStep device(dirty);
   const Result after = device.direct();
   for (int64_t row = 0; row < step.rows(); ++row) {
-    const auto begin = static_cast<size_t>(row * row_elements), bytes = static_cast<size_t>(row_elements) * 4;
-    const bool same = std::memcmp(after.output.data() + begin, before.output.data() + begin, bytes) == 0;
+    const auto begin = static_cast<size_t>(row * row_elements),
+               bytes = static_cast<size_t>(row_elements) * 4;
+    const bool same =
+        std::memcmp(after.output.data() + begin, before.output.data() + begin, bytes) == 0;
     EXPECT_EQ(same, row != 5 && row != 7) << row;
   }
   EXPECT_TRUE(std::isnan(after.output[static_cast<size_t>(5 * row_elements)]));
@@ -187,7 +211,8 @@ TEST(Attention, ANonFiniteWrittenTokenShowsOnlyWhereItIsSelected) {
   const int64_t column = 9, regions_per_block = 3;
   const int64_t block = static_cast<const int32_t*>(step.block_table.data)[column];
   for (int64_t t = 0; t < 24; ++t) {
-    for (int64_t d = 0; d < 64; ++d) cache[(block * 24 + t) * 128 + 64 + d] = t % 2 == 0 ? 0x7fc0 : 0x7f80;
+    for (int64_t d = 0; d < 64; ++d)
+      cache[(block * 24 + t) * 128 + 64 + d] = t % 2 == 0 ? 0x7fc0 : 0x7f80;
   }
   Step dirty = step;
   dirty.kv_cache.data = cache;
@@ -197,10 +222,12 @@ TEST(Attention, ANonFiniteWrittenTokenShowsOnlyWhereItIsSelected) {
   for (int64_t row = 0; row < step.rows(); ++row) {
     bool selects = false;
     for (int64_t i = 0; i < 21; ++i) {
-      selects |= static_cast<const int32_t*>(step.regions.data)[row * 21 + i] / regions_per_block == column;
+      selects |= static_cast<const int32_t*>(step.regions.data)[row * 21 + i] / regions_per_block ==
+                 column;
     }
     const auto begin = static_cast<size_t>(row * 4 * 64);
-    const bool same = std::memcmp(after.output.data() + begin, before.output.data() + begin, 4 * 64 * 4) == 0;
+    const bool same =
+        std::memcmp(after.output.data() + begin, before.output.data() + begin, 4 * 64 * 4) == 0;
     EXPECT_EQ(same, !selects) << row;
     touched += selects ? 1 : 0;
   }
@@ -212,7 +239,8 @@ TEST(Attention, TableWidthAndStaleTails) {
   SyntheticSpec spec = small(16, 1, 128, 77);
   spec.requests = 1;
   const Step step = make_synthetic_step(spec);
-  // A table cut short: regions past its width are invalid; one with a garbage tail: nothing changes.
+  // A table cut short: regions past its width are invalid; one with a garbage tail: nothing
+  // changes.
   const int64_t columns = step.block_table.shape[1];
   std::vector<int32_t> table(static_cast<const int32_t*>(step.block_table.data),
                              static_cast<const int32_t*>(step.block_table.data) + columns);
@@ -271,7 +299,8 @@ TEST(Attention, EveryF8Code) {
   }
   const int64_t own = position_of(step.positions, step.rows() - 1);
   const int64_t block = static_cast<const int32_t*>(step.block_table.data)[own / 24];
-  for (int64_t d = 0; d < 64; ++d) cache[(block * 24 + own % 24) * 128 + 64 + d] = d % 2 == 0 ? 0x7f : 0xff;
+  for (int64_t d = 0; d < 64; ++d)
+    cache[(block * 24 + own % 24) * 128 + 64 + d] = d % 2 == 0 ? 0x7f : 0xff;
   DeviceStep device(codes);
   const Result result = device.direct();
   for (int64_t row = 0; row < step.rows(); ++row) {
@@ -291,18 +320,20 @@ TEST(Attention, StridedTensorsAndForeignLayouts) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < heads; ++h) {
       std::memcpy(query.data() + 1 + r * stride_row + h * stride_head,
-                  static_cast<const uint16_t*>(step.query.data) + (r * heads + h) * dim, static_cast<size_t>(dim) * 2);
+                  static_cast<const uint16_t*>(step.query.data) + (r * heads + h) * dim,
+                  static_cast<size_t>(dim) * 2);
     }
   }
-  const TensorView query_memory =
-      device.arena.upload(TensorView::contiguous(query.data(), DType::bf16, {rows * stride_row + 1}));
+  const TensorView query_memory = device.arena.upload(
+      TensorView::contiguous(query.data(), DType::bf16, {rows * stride_row + 1}));
   SparsePrefillArgs args = device.args;
   args.query.data = static_cast<uint16_t*>(query_memory.data) + 1;
   args.query.strides = {stride_row, stride_head, 1};
   const TensorView output_memory = device.arena.allocate(DType::f32, {rows * stride_row + 1}, 0x7f);
   args.output.data = static_cast<float*>(output_memory.data) + 1;
   args.output.strides = {stride_row, stride_head, 1};
-  // Cache: groups interleaved per token, [blocks, block_size, groups, 2*dim], and a gap between blocks.
+  // Cache: groups interleaved per token, [blocks, block_size, groups, 2*dim], and a gap between
+  // blocks.
   const auto& shape = step.kv_cache.shape;
   const int64_t token = shape[1] * shape[3], block = (shape[2] + 8) * token;
   std::vector<uint16_t> cache(static_cast<size_t>(shape[0] * block), 0x7fc0);
@@ -310,7 +341,8 @@ TEST(Attention, StridedTensorsAndForeignLayouts) {
     for (int64_t g = 0; g < shape[1]; ++g) {
       for (int64_t t = 0; t < shape[2]; ++t) {
         std::memcpy(cache.data() + b * block + t * token + g * shape[3],
-                    static_cast<const uint16_t*>(step.kv_cache.data) + ((b * shape[1] + g) * shape[2] + t) * shape[3],
+                    static_cast<const uint16_t*>(step.kv_cache.data) +
+                        ((b * shape[1] + g) * shape[2] + t) * shape[3],
                     static_cast<size_t>(shape[3]) * 2);
       }
     }
@@ -375,7 +407,9 @@ TEST(Attention, RowsDoNotDependOnOtherRows) {
     sparse_prefill(args, device.options());
     std::vector<float> alone(static_cast<size_t>(row_elements));
     device.arena.download(args.output, alone.data());
-    EXPECT_EQ(std::memcmp(alone.data(), all.output.data() + row * row_elements, alone.size() * 4), 0) << row;
+    EXPECT_EQ(std::memcmp(alone.data(), all.output.data() + row * row_elements, alone.size() * 4),
+              0)
+        << row;
   }
 }
 

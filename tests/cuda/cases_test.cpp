@@ -46,8 +46,8 @@ TEST(Cases, Planned) {
     const Step step = read_step(file);
     DeviceStep device(step);
     std::vector<std::vector<int32_t>> pages;
-    expect_close(device.planned(device.args.kv_cache, device.args.block_table, &pages), expected_of(step), step,
-                 file.stem().string());
+    expect_close(device.planned(device.args.kv_cache, device.args.block_table, &pages),
+                 expected_of(step), step, file.stem().string());
     std::vector<int32_t> all;
     for (const auto& group : pages) all.insert(all.end(), group.begin(), group.end());
     EXPECT_EQ(all, values<int32_t>(step.expected_pages)) << file.stem();
@@ -62,7 +62,8 @@ TEST(Cases, Staged) {
     for (const int32_t length : values<int32_t>(step.lengths)) lengths.push_back(length);
     const int64_t staged = staged_block_count(lengths, step.block_size());
     const TensorView blocks = device.arena.allocate(DType::i32, {staged});
-    const TensorView table = device.arena.allocate(DType::i32, {step.requests(), step.block_table.shape[1]});
+    const TensorView table =
+        device.arena.allocate(DType::i32, {step.requests(), step.block_table.shape[1]});
     plan_staged_prefill_pages(device.args.block_table, lengths, step.block_size(), blocks, table);
     std::vector<int32_t> got(static_cast<size_t>(staged));
     device.arena.download(blocks, got.data());
@@ -73,11 +74,12 @@ TEST(Cases, Staged) {
 
     // One group after the other through the same staged buffer.
     const DType dtype = step.query.dtype;
-    const TensorView cache = device.arena.allocate(dtype, {staged, 1, step.block_size(), 2 * step.dim()});
+    const TensorView cache =
+        device.arena.allocate(dtype, {staged, 1, step.block_size(), 2 * step.dim()});
     const int64_t heads = step.heads() / step.groups();
     for (int64_t g = 0; g < step.groups(); ++g) {
-      stage_prefill_pages(device.args.kv_cache.slice(1, g, g + 1), blocks, cache, device.args.k_scale,
-                          device.args.v_scale, device.options());
+      stage_prefill_pages(device.args.kv_cache.slice(1, g, g + 1), blocks, cache,
+                          device.args.k_scale, device.args.v_scale, device.options());
       SparsePrefillArgs args = device.args;
       args.query = args.query.slice(1, g * heads, (g + 1) * heads);
       args.output = args.output.slice(1, g * heads, (g + 1) * heads);
@@ -93,7 +95,8 @@ TEST(Cases, Staged) {
       std::align(16, static_cast<size_t>(cache.size()) * 2, aligned, space);
       device.arena.download(cache, aligned);
       Step staged_step = step;
-      staged_step.kv_cache = TensorView::contiguous(aligned, dtype, {staged, 1, step.block_size(), 2 * step.dim()});
+      staged_step.kv_cache =
+          TensorView::contiguous(aligned, dtype, {staged, 1, step.block_size(), 2 * step.dim()});
       staged_step.block_table = step.expected_staged_table;
       staged_step.query = step.query.slice(1, g * heads, (g + 1) * heads);
       if (step.regions.rank == 3) staged_step.regions = step.regions.slice(1, g, g + 1);

@@ -33,9 +33,12 @@ struct Result {
   int32_t status = 0;
 };
 
-inline bool is_f8(const Step& step) { return step.kv_cache.dtype == DType::f8_e4m3fn; }
+inline bool is_f8(const Step& step) {
+  return step.kv_cache.dtype == DType::f8_e4m3fn;
+}
 
-inline SparsePrefillArgs host_args(const Step& step, const TensorView& output, const TensorView& lse) {
+inline SparsePrefillArgs host_args(const Step& step, const TensorView& output,
+                                   const TensorView& lse) {
   SparsePrefillArgs args;
   args.query = step.query;
   args.kv_cache = step.kv_cache;
@@ -58,8 +61,10 @@ inline Result reference(const Step& step) {
   Result result;
   result.output.assign(static_cast<size_t>(step.query.size()), NAN);
   result.lse.assign(static_cast<size_t>(step.rows() * step.heads()), NAN);
-  const auto output = TensorView::contiguous(result.output.data(), DType::f32, {step.rows(), step.heads(), step.dim()});
-  const auto lse = TensorView::contiguous(result.lse.data(), DType::f32, {step.rows(), step.heads()});
+  const auto output = TensorView::contiguous(result.output.data(), DType::f32,
+                                             {step.rows(), step.heads(), step.dim()});
+  const auto lse =
+      TensorView::contiguous(result.lse.data(), DType::f32, {step.rows(), step.heads()});
   Options options;
   options.backend = "reference";
   options.status = &result.status;
@@ -136,12 +141,14 @@ struct DeviceStep {
 
   std::vector<int64_t> host_positions() const {
     std::vector<int64_t> positions;
-    for (int64_t row = 0; row < host.rows(); ++row) positions.push_back(position_of(host.positions, row));
+    for (int64_t row = 0; row < host.rows(); ++row)
+      positions.push_back(position_of(host.positions, row));
     return positions;
   }
 
   /// plan, then fill and finish for each group. `pages` receives the page list of each group.
-  Result planned(const TensorView& cache, const TensorView& table, std::vector<std::vector<int32_t>>* pages = nullptr,
+  Result planned(const TensorView& cache, const TensorView& table,
+                 std::vector<std::vector<int32_t>>* pages = nullptr,
                  std::string_view backend = "cuda-sm80") {
     if (host.rows() == 0) return fetch();
     const int64_t groups = cache.shape[1], heads = host.heads() / groups;
@@ -164,22 +171,27 @@ struct DeviceStep {
         regions.shape = {host.rows(), host.region_count()};
         regions.strides = {args.regions.strides[0], args.regions.strides[2]};
       }
-      const auto slice = [&](const TensorView& t) { return t.slice(1, g * heads, (g + 1) * heads); };
-      plan.prepare_chunk(0, slice(args.query), group_cache, regions, table, args.owners, options(backend));
+      const auto slice = [&](const TensorView& t) {
+        return t.slice(1, g * heads, (g + 1) * heads);
+      };
+      plan.prepare_chunk(0, slice(args.query), group_cache, regions, table, args.owners,
+                         options(backend));
       if (pages != nullptr) {
         pages->emplace_back(static_cast<size_t>(plan.pages().size()));
         arena.download(plan.pages(), pages->back().data());
       }
-      plan.finish({}, group_cache, slice(args.output), slice(args.lse), args.k_scale, args.v_scale, options(backend));
+      plan.finish({}, group_cache, slice(args.output), slice(args.lse), args.k_scale, args.v_scale,
+                  options(backend));
     }
     return fetch();
   }
 };
 
 /// Output and lse within the contract's bounds; the worst coordinate and both values otherwise.
-inline void expect_close(const Result& actual, const Result& expected, const Step& step, const std::string& what,
-                         DType output_dtype = DType::f32) {
-  const bool bf16 = step.query.dtype == DType::bf16 || step.kv_cache.dtype == DType::bf16 || output_dtype == DType::bf16;
+inline void expect_close(const Result& actual, const Result& expected, const Step& step,
+                         const std::string& what, DType output_dtype = DType::f32) {
+  const bool bf16 = step.query.dtype == DType::bf16 || step.kv_cache.dtype == DType::bf16 ||
+                    output_dtype == DType::bf16;
   const double bound = bf16 ? 4e-3 : 1e-3;
   const int64_t dim = step.dim();
   double worst = 0;
@@ -195,17 +207,20 @@ inline void expect_close(const Result& actual, const Result& expected, const Ste
     double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
     if (std::isnan(error)) error = std::numeric_limits<double>::infinity();
     if (error > worst) worst = error, where = line;
-    const double a = actual.lse[static_cast<size_t>(line)], e = expected.lse[static_cast<size_t>(line)];
+    const double a = actual.lse[static_cast<size_t>(line)],
+                 e = expected.lse[static_cast<size_t>(line)];
     if (std::isinf(e) && e < 0) {
-      ASSERT_EQ(a, e) << what << ": lse of row " << line / step.heads() << ", head " << line % step.heads();
+      ASSERT_EQ(a, e) << what << ": lse of row " << line / step.heads() << ", head "
+                      << line % step.heads();
     } else {
       ASSERT_LE(std::fabs(a - e), std::max(2e-3, 1e-5 * std::fabs(e)))
-          << what << ": lse of row " << line / step.heads() << ", head " << line % step.heads() << ": " << a
-          << ", expected " << e;
+          << what << ": lse of row " << line / step.heads() << ", head " << line % step.heads()
+          << ": " << a << ", expected " << e;
     }
   }
-  ASSERT_LE(worst, bound) << what << ": row " << where / step.heads() << ", head " << where % step.heads()
-                          << ": first element " << actual.output[static_cast<size_t>(where * dim)] << ", expected "
+  ASSERT_LE(worst, bound) << what << ": row " << where / step.heads() << ", head "
+                          << where % step.heads() << ": first element "
+                          << actual.output[static_cast<size_t>(where * dim)] << ", expected "
                           << expected.output[static_cast<size_t>(where * dim)];
 }
 

@@ -37,8 +37,17 @@ class Graph {
 };
 
 Step step_of(uint64_t seed) {
-  SyntheticSpec spec = {.rows = 40, .requests = 2, .context = 600, .groups = 1, .heads = 16, .dim = 192,
-                        .region_count = 24, .block_size = 32, .keep = 0.5, .local_regions = 2, .seed = seed};
+  SyntheticSpec spec = {.rows = 40,
+                        .requests = 2,
+                        .context = 600,
+                        .groups = 1,
+                        .heads = 16,
+                        .dim = 192,
+                        .region_count = 24,
+                        .block_size = 32,
+                        .keep = 0.5,
+                        .local_regions = 2,
+                        .seed = seed};
   return make_synthetic_step(spec);
 }
 
@@ -66,12 +75,18 @@ TEST(Graph, FixupFillAndFinishReplayAfterANewPlan) {
   CompactPagedPrefill plan;
   const auto bounds = [&](const Step& step) {
     std::vector<int64_t> positions;
-    for (int64_t row = 0; row < step.rows(); ++row) positions.push_back(position_of(step.positions, row) + 9);
+    for (int64_t row = 0; row < step.rows(); ++row)
+      positions.push_back(position_of(step.positions, row) + 9);
     return positions;
   };
   const auto first_bounds = bounds(first), second_bounds = bounds(second);
-  PrefillPlanArgs args = {.query_shape = {40, 16, 192}, .dtype = DType::bf16, .device = device.arena.device(),
-                          .positions = first_bounds, .region_count = 24, .scale = first.scale, .block_size = 32,
+  PrefillPlanArgs args = {.query_shape = {40, 16, 192},
+                          .dtype = DType::bf16,
+                          .device = device.arena.device(),
+                          .positions = first_bounds,
+                          .region_count = 24,
+                          .scale = first.scale,
+                          .block_size = 32,
                           .contiguous_query = false};
   Graph graph;
   Options options = device.options();
@@ -122,8 +137,14 @@ TEST(Graph, PlanAndStrictCallsRefuseCapture) {
   graph.capture([&] {
     expect_refusal(
         [&] {
-          plan.plan({.query_shape = {40, 16, 192}, .dtype = DType::bf16, .device = device.arena.device(),
-                     .positions = positions, .region_count = 24, .scale = 1, .block_size = 32}, options);
+          plan.plan({.query_shape = {40, 16, 192},
+                     .dtype = DType::bf16,
+                     .device = device.arena.device(),
+                     .positions = positions,
+                     .region_count = 24,
+                     .scale = 1,
+                     .block_size = 32},
+                    options);
         },
         "plan");
     expect_refusal(

@@ -9,20 +9,22 @@ namespace octopage::test {
 namespace {
 
 /// A few rows of a large call against the reference of those rows alone.
-void expect_rows(const SparsePrefillArgs& args, const Step& step, DeviceArena& arena, std::vector<int64_t> rows,
-                 int64_t first_block, int64_t blocks) {
+void expect_rows(const SparsePrefillArgs& args, const Step& step, DeviceArena& arena,
+                 std::vector<int64_t> rows, int64_t first_block, int64_t blocks) {
   for (const int64_t row : rows) {
     Step one = step;
     const int64_t heads = args.query.shape[1], dim = args.query.shape[2];
     std::vector<uint16_t> query(static_cast<size_t>(heads * dim));
     TensorView source = args.query.slice(0, row, row + 1);
-    arena.download(TensorView::contiguous(source.data, DType::bf16, {1, heads, dim}, source.device), query.data());
+    arena.download(TensorView::contiguous(source.data, DType::bf16, {1, heads, dim}, source.device),
+                   query.data());
     one.query = TensorView::contiguous(query.data(), DType::bf16, {1, heads, dim});
     one.owners = step.owners.slice(0, row, row + 1);
     one.positions = step.positions.slice(0, row, row + 1);
     one.regions = step.regions.slice(0, row, row + 1);
-    std::vector<int32_t> table(static_cast<const int32_t*>(step.block_table.data),
-                               static_cast<const int32_t*>(step.block_table.data) + step.block_table.size());
+    std::vector<int32_t> table(
+        static_cast<const int32_t*>(step.block_table.data),
+        static_cast<const int32_t*>(step.block_table.data) + step.block_table.size());
     for (auto& block : table) block -= static_cast<int32_t>(first_block);
     one.block_table.data = table.data();
     ASSERT_EQ(one.kv_cache.shape[0], blocks);
@@ -31,17 +33,27 @@ void expect_rows(const SparsePrefillArgs& args, const Step& step, DeviceArena& a
     actual.output.resize(static_cast<size_t>(heads * dim));
     actual.lse.resize(static_cast<size_t>(heads));
     source = args.output.slice(0, row, row + 1);
-    arena.download(TensorView::contiguous(source.data, DType::f32, {heads * dim}, source.device), actual.output.data());
+    arena.download(TensorView::contiguous(source.data, DType::f32, {heads * dim}, source.device),
+                   actual.output.data());
     source = args.lse.slice(0, row, row + 1);
-    arena.download(TensorView::contiguous(source.data, DType::f32, {heads}, source.device), actual.lse.data());
+    arena.download(TensorView::contiguous(source.data, DType::f32, {heads}, source.device),
+                   actual.lse.data());
     expect_close(actual, expected, one, "row " + std::to_string(row));
   }
 }
 
 Step rows_of(int64_t rows, int64_t heads, int64_t dim) {
-  SyntheticSpec spec = {.rows = std::min<int64_t>(rows, 2000), .requests = 1, .context = 4096, .groups = 1,
-                        .heads = heads, .dim = dim, .region_count = 6, .block_size = 64, .keep = 0.9,
-                        .local_regions = 2, .seed = 6};
+  SyntheticSpec spec = {.rows = std::min<int64_t>(rows, 2000),
+                        .requests = 1,
+                        .context = 4096,
+                        .groups = 1,
+                        .heads = heads,
+                        .dim = dim,
+                        .region_count = 6,
+                        .block_size = 64,
+                        .keep = 0.9,
+                        .local_regions = 2,
+                        .seed = 6};
   return make_synthetic_step(spec);
 }
 
@@ -119,11 +131,13 @@ TEST(Large, CacheBeyondTwoToThe31Elements) {
   const int64_t blocks = (int64_t{1} << 31) / block_elements + used + 10;
   const int64_t first = blocks - used;  // beyond 2^31 elements
   DeviceArena arena;
-  const TensorView cache = arena.allocate(DType::bf16, {blocks, 1, 64, 384}, 0xff);  // NaN everywhere else
+  const TensorView cache =
+      arena.allocate(DType::bf16, {blocks, 1, 64, 384}, 0xff);  // NaN everywhere else
   arena.assign(cache.slice(0, first, blocks), base.kv_cache.data);
   Step moved = base;
-  std::vector<int32_t> table(static_cast<const int32_t*>(base.block_table.data),
-                             static_cast<const int32_t*>(base.block_table.data) + base.block_table.size());
+  std::vector<int32_t> table(
+      static_cast<const int32_t*>(base.block_table.data),
+      static_cast<const int32_t*>(base.block_table.data) + base.block_table.size());
   for (auto& block : table) block += static_cast<int32_t>(first);
   moved.block_table.data = table.data();
   SparsePrefillArgs args;

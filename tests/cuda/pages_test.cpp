@@ -34,12 +34,16 @@ FillCase random_fill(uint64_t seed, int64_t rows, int64_t region_count, bool hos
   c.region_count = region_count;
   c.requests = 3;
   c.columns = 12;
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
   for (int64_t i = 0; i < c.requests * c.columns; ++i) {
-    c.table.push_back(static_cast<int32_t>(hostile && below(20) == 0 ? below(200) - 100 : below(c.blocks)));
+    c.table.push_back(
+        static_cast<int32_t>(hostile && below(20) == 0 ? below(200) - 100 : below(c.blocks)));
   }
   for (int64_t r = 0; r < rows; ++r) {
-    c.owners.push_back(static_cast<int32_t>(hostile && below(15) == 0 ? below(9) - 3 : below(c.requests)));
+    c.owners.push_back(
+        static_cast<int32_t>(hostile && below(15) == 0 ? below(9) - 3 : below(c.requests)));
     c.positions.push_back(below(10) == 0 ? -1 - below(9) : below(c.columns * c.block_size));
     std::vector<int32_t> all(static_cast<size_t>(std::max<int64_t>(c.positions.back() / 8 + 1, 1)));
     std::iota(all.begin(), all.end(), 0);
@@ -58,7 +62,8 @@ FillCase random_fill(uint64_t seed, int64_t rows, int64_t region_count, bool hos
     c.regions.insert(c.regions.end(), all.begin(), all.end());
   }
   c.indptr = compact_page_metadata(c.positions, region_count).indptr;
-  for (int64_t i = 0; i < rows * c.heads * c.dim * 2; ++i) c.query.push_back(static_cast<uint16_t>(random()));
+  for (int64_t i = 0; i < rows * c.heads * c.dim * 2; ++i)
+    c.query.push_back(static_cast<uint16_t>(random()));
   return c;
 }
 
@@ -89,9 +94,10 @@ void run_fill(uint64_t seed, int64_t rows, int64_t region_count, bool hostile, b
   on_device.regions = arena.upload(args.regions);
   on_device.block_table = arena.upload(args.block_table);
   on_device.owners = arena.upload(args.owners);
-  on_device.pages = arena.upload(TensorView::contiguous(std::vector<int32_t>(static_cast<size_t>(capacity), 123456).data(),
-                                                        DType::i32, {capacity}));
-  on_device.query = arena.upload(view(c.query, DType::bf16, {rows, 2 * c.heads, c.dim})).slice(1, 0, c.heads);
+  on_device.pages = arena.upload(TensorView::contiguous(
+      std::vector<int32_t>(static_cast<size_t>(capacity), 123456).data(), DType::i32, {capacity}));
+  on_device.query =
+      arena.upload(view(c.query, DType::bf16, {rows, 2 * c.heads, c.dim})).slice(1, 0, c.heads);
   on_device.contiguous_query = arena.allocate(DType::bf16, {rows, c.heads, c.dim}, 0xab);
   const TensorView indptr = arena.upload(args.indptr);
   const TensorView positions = arena.upload(args.positions);
@@ -110,7 +116,8 @@ void run_fill(uint64_t seed, int64_t rows, int64_t region_count, bool hostile, b
     chunk.contiguous_query = on_device.contiguous_query.slice(0, begin, end);
     fill_prefill_pages(chunk, options);
   }
-  EXPECT_EQ(fetch_i32(arena, on_device.pages), host_pages) << seed << " " << rows << " " << region_count;
+  EXPECT_EQ(fetch_i32(arena, on_device.pages), host_pages)
+      << seed << " " << rows << " " << region_count;
   std::vector<uint16_t> query(host_query.size());
   arena.download(on_device.contiguous_query, query.data());
   EXPECT_EQ(query, host_query);
@@ -126,7 +133,9 @@ TEST(Fill, EqualsTheCpu) {
   }
 }
 
-TEST(Fill, SeventyThousandRows) { run_fill(4, 70000, 5, true, true); }
+TEST(Fill, SeventyThousandRows) {
+  run_fill(4, 70000, 5, true, true);
+}
 
 TEST(Stage, EqualsTheCpu) {
   for (const DType from : {DType::f8_e4m3fn, DType::bf16, DType::f16}) {
@@ -134,7 +143,8 @@ TEST(Stage, EqualsTheCpu) {
       for (const int64_t block_size : {8, 24, 528}) {
         // Every code of the type, in a cache of three groups: the group in the middle is staged.
         const int64_t blocks = 7, groups = 3, dim = 64;
-        std::vector<uint8_t> bytes(static_cast<size_t>(blocks * groups * block_size * 2 * dim * itemsize(from)));
+        std::vector<uint8_t> bytes(
+            static_cast<size_t>(blocks * groups * block_size * 2 * dim * itemsize(from)));
         std::mt19937 random(static_cast<uint32_t>(block_size));
         for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
         std::vector<uint8_t> aligned_storage(bytes.size() + 64);
@@ -142,16 +152,18 @@ TEST(Stage, EqualsTheCpu) {
         size_t space = aligned_storage.size();
         std::align(64, bytes.size(), aligned, space);
         std::memcpy(aligned, bytes.data(), bytes.size());
-        const auto cache = TensorView::contiguous(aligned, from, {blocks, groups, block_size, 2 * dim});
-        const std::vector<int32_t> list = {6, 0, 0, 3, -1, static_cast<int32_t>(blocks), 5, INT32_MAX};
+        const auto cache =
+            TensorView::contiguous(aligned, from, {blocks, groups, block_size, 2 * dim});
+        const std::vector<int32_t> list = {6, 0,        0, 3, -1, static_cast<int32_t>(blocks),
+                                           5, INT32_MAX};
         const auto staged = static_cast<int64_t>(list.size());
         std::vector<uint16_t> expected(static_cast<size_t>(staged * block_size * 2 * dim), 0xabab);
         int32_t host_status = 0;
         Options host_options;
         host_options.status = &host_status;
         stage_prefill_pages(cache.slice(1, 1, 2), view(list, DType::i32, {staged}),
-                            view(expected, to, {staged, 1, block_size, 2 * dim}), Scale::of(0.37f), Scale::of(2.25f),
-                            host_options);
+                            view(expected, to, {staged, 1, block_size, 2 * dim}), Scale::of(0.37f),
+                            Scale::of(2.25f), host_options);
         DeviceArena arena;
         const TensorView device_cache = arena.upload(cache);
         const TensorView output = arena.allocate(to, {staged, 1, block_size, 2 * dim}, 0xab);
@@ -160,15 +172,18 @@ TEST(Stage, EqualsTheCpu) {
         const TensorView scales = arena.upload(TensorView::contiguous(values, DType::f32, {2}));
         Options options;
         options.status = static_cast<int32_t*>(status.data);
-        stage_prefill_pages(device_cache.slice(1, 1, 2), arena.upload(view(list, DType::i32, {staged})), output,
+        stage_prefill_pages(device_cache.slice(1, 1, 2),
+                            arena.upload(view(list, DType::i32, {staged})), output,
                             Scale::at(static_cast<const float*>(scales.data)),
                             Scale::at(static_cast<const float*>(scales.data) + 1), options);
         std::vector<uint16_t> actual(expected.size());
         arena.download(output, actual.data());
         for (size_t i = 0; i < actual.size(); ++i) {
-          const bool nan = std::isnan(load_f32(&expected[i], to, 0)) && std::isnan(load_f32(&actual[i], to, 0));
+          const bool nan =
+              std::isnan(load_f32(&expected[i], to, 0)) && std::isnan(load_f32(&actual[i], to, 0));
           ASSERT_TRUE(nan || actual[i] == expected[i])
-              << name(from) << " -> " << name(to) << " at " << i << ": " << actual[i] << ", expected " << expected[i];
+              << name(from) << " -> " << name(to) << " at " << i << ": " << actual[i]
+              << ", expected " << expected[i];
         }
         EXPECT_EQ(fetch_i32(arena, status)[0], host_status);
         EXPECT_EQ(host_status, status_table);
@@ -188,8 +203,13 @@ TEST(Plan, FixupEqualsAnExactPlan) {
     const auto expected = compact_page_metadata(exact, 64);
     DeviceArena arena;
     CompactPagedPrefill plan;
-    PrefillPlanArgs args = {.query_shape = {rows, 4, 64}, .dtype = DType::bf16, .device = arena.device(),
-                            .positions = bounds, .region_count = 64, .scale = 1, .block_size = 64};
+    PrefillPlanArgs args = {.query_shape = {rows, 4, 64},
+                            .dtype = DType::bf16,
+                            .device = arena.device(),
+                            .positions = bounds,
+                            .region_count = 64,
+                            .scale = 1,
+                            .block_size = 64};
     const TensorView status = arena.allocate(DType::i32, {1}, 0);
     Options options;
     options.status = static_cast<int32_t*>(status.data);
@@ -212,40 +232,54 @@ TEST(Plan, FixupEqualsAnExactPlan) {
     EXPECT_EQ(fetch_i32(arena, plan.indptr()), compact_page_metadata(bounds, 64).indptr);
     EXPECT_EQ(fetch_i32(arena, status)[0], cut ? status_range_cut : 0);
     // A smaller plan keeps every address.
-    const void* before[] = {plan.pages().data, plan.indptr().data, plan.last_page_len().data, plan.positions().data};
+    const void* before[] = {plan.pages().data, plan.indptr().data, plan.last_page_len().data,
+                            plan.positions().data};
     bounds.resize(static_cast<size_t>((rows + 1) / 2));
     args.positions = bounds;
     args.query_shape[0] = static_cast<int64_t>(bounds.size());
     plan.plan(args, options);
-    const void* after[] = {plan.pages().data, plan.indptr().data, plan.last_page_len().data, plan.positions().data};
+    const void* after[] = {plan.pages().data, plan.indptr().data, plan.last_page_len().data,
+                           plan.positions().data};
     EXPECT_TRUE(std::equal(std::begin(before), std::end(before), std::begin(after)));
     EXPECT_EQ(fetch_i32(arena, plan.indptr()), compact_page_metadata(bounds, 64).indptr);
-    EXPECT_EQ(fetch_i32(arena, plan.last_page_len()), compact_page_metadata(bounds, 64).last_page_len);
+    EXPECT_EQ(fetch_i32(arena, plan.last_page_len()),
+              compact_page_metadata(bounds, 64).last_page_len);
   }
 }
 
 TEST(Plan, PageIdsOutsideTheViewAreSkipped) {
-  SyntheticSpec spec = {.rows = 9, .context = 300, .heads = 16, .dim = 64, .region_count = 8, .block_size = 16};
+  SyntheticSpec spec = {
+      .rows = 9, .context = 300, .heads = 16, .dim = 64, .region_count = 8, .block_size = 16};
   const Step step = make_synthetic_step(spec);
   DeviceStep device(step);
   CompactPagedPrefill plan;
   const auto positions = device.host_positions();
-  plan.plan({.query_shape = {9, 16, 64}, .dtype = DType::bf16, .device = device.arena.device(), .positions = positions,
-             .region_count = 8, .scale = step.scale, .block_size = 16, .contiguous_query = true});
+  plan.plan({.query_shape = {9, 16, 64},
+             .dtype = DType::bf16,
+             .device = device.arena.device(),
+             .positions = positions,
+             .region_count = 8,
+             .scale = step.scale,
+             .block_size = 16,
+             .contiguous_query = true});
   std::vector<int32_t> wild(static_cast<size_t>(plan.pages().size()));
-  for (size_t i = 0; i < wild.size(); ++i) wild[i] = i % 2 == 0 ? -static_cast<int32_t>(i) - 1 : INT32_MAX - static_cast<int32_t>(i);
+  for (size_t i = 0; i < wild.size(); ++i)
+    wild[i] = i % 2 == 0 ? -static_cast<int32_t>(i) - 1 : INT32_MAX - static_cast<int32_t>(i);
   device.arena.assign(plan.pages(), wild.data());
-  plan.finish(device.args.query, device.args.kv_cache, device.args.output, device.args.lse, {}, {}, device.options());
+  plan.finish(device.args.query, device.args.kv_cache, device.args.output, device.args.lse, {}, {},
+              device.options());
   const Result result = device.fetch();
   for (const float value : result.output) ASSERT_EQ(value, 0.0f);
   for (const float value : result.lse) ASSERT_EQ(value, -INFINITY);
 }
 
 TEST(Plan, MissingOwnRegionEmptiesTheRow) {
-  SyntheticSpec spec = {.rows = 9, .context = 300, .heads = 16, .dim = 64, .region_count = 8, .block_size = 16};
+  SyntheticSpec spec = {
+      .rows = 9, .context = 300, .heads = 16, .dim = 64, .region_count = 8, .block_size = 16};
   Step step = make_synthetic_step(spec);
-  std::vector<int32_t> regions(static_cast<const int32_t*>(step.regions.data),
-                               static_cast<const int32_t*>(step.regions.data) + step.regions.size());
+  std::vector<int32_t> regions(
+      static_cast<const int32_t*>(step.regions.data),
+      static_cast<const int32_t*>(step.regions.data) + step.regions.size());
   const auto own = static_cast<int32_t>(position_of(step.positions, 4) / 8);
   for (int64_t i = 0; i < 8; ++i) {
     auto& region = regions[static_cast<size_t>(4 * 8 + i)];
@@ -254,7 +288,8 @@ TEST(Plan, MissingOwnRegionEmptiesTheRow) {
   step.regions.data = regions.data();
   DeviceStep device(step);
   const Result result = device.planned(device.args.kv_cache, device.args.block_table);
-  for (int64_t h = 0; h < 16; ++h) EXPECT_EQ(result.lse[static_cast<size_t>(4 * 16 + h)], -INFINITY);
+  for (int64_t h = 0; h < 16; ++h)
+    EXPECT_EQ(result.lse[static_cast<size_t>(4 * 16 + h)], -INFINITY);
   EXPECT_NE(result.lse[3 * 16], -INFINITY);
   EXPECT_EQ(result.status, status_region);
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Reads the compiler's resource report of every kernel: none may spill registers.
+"""Reads the compiler's resource report of every kernel of the library: none may spill registers.
 
-Runs the recorded compile commands of all .cu files once more (a compiler cache answers with the
-report it has kept) and fails if a kernel spills, or if there is no report to read.
+Runs the recorded compile commands of the library's .cu files once more (a compiler cache answers
+with the report it has kept) and fails if a kernel spills, or if there is no report to read.
 
     resource_report.py BUILD_DIR
 """
@@ -36,7 +36,8 @@ def main():
     self_test()
     build = pathlib.Path(sys.argv[1])
     commands = json.loads((build / "compile_commands.json").read_text())
-    sources = [entry for entry in commands if entry["file"].endswith(".cu")]
+    library = str(pathlib.Path(__file__).resolve().parents[2] / "src") + "/"
+    sources = [entry for entry in commands if entry["file"].startswith(library) and entry["file"].endswith(".cu")]
     spills, count = [], 0
     with tempfile.TemporaryDirectory() as scratch:
         for entry in sources:

@@ -17,23 +17,37 @@ struct Stream {
 };
 
 Step step_of(uint64_t seed, int64_t rows) {
-  SyntheticSpec spec = {.rows = rows, .requests = 1, .context = 3000, .groups = 1, .heads = 16, .dim = 192,
-                        .region_count = 64, .block_size = 64, .keep = 0.9, .seed = seed};
+  SyntheticSpec spec = {.rows = rows,
+                        .requests = 1,
+                        .context = 3000,
+                        .groups = 1,
+                        .heads = 16,
+                        .dim = 192,
+                        .region_count = 64,
+                        .block_size = 64,
+                        .keep = 0.9,
+                        .seed = seed};
   return make_synthetic_step(spec);
 }
 
 void run_planned(DeviceStep& device, CompactPagedPrefill& plan, std::span<const int64_t> positions,
                  const Options& options) {
   const Step& step = device.host;
-  plan.plan({.query_shape = {step.rows(), 16, 192}, .dtype = DType::bf16, .device = device.arena.device(),
-             .positions = positions, .region_count = 64, .scale = step.scale, .block_size = 64,
-             .contiguous_query = false}, options);
+  plan.plan({.query_shape = {step.rows(), 16, 192},
+             .dtype = DType::bf16,
+             .device = device.arena.device(),
+             .positions = positions,
+             .region_count = 64,
+             .scale = step.scale,
+             .block_size = 64,
+             .contiguous_query = false},
+            options);
   TensorView regions = device.args.regions;
   regions.rank = 2;
   regions.shape = {step.rows(), 64};
   regions.strides = {64, 1};
-  plan.prepare_chunk(0, device.args.query, device.args.kv_cache, regions, device.args.block_table, device.args.owners,
-                     options);
+  plan.prepare_chunk(0, device.args.query, device.args.kv_cache, regions, device.args.block_table,
+                     device.args.owners, options);
   plan.finish({}, device.args.kv_cache, device.args.output, device.args.lse, {}, {}, options);
 }
 
@@ -82,7 +96,8 @@ TEST(Stream, TwoThreadsOnTwoStreams) {
     });
   }
   for (auto& thread : threads) thread.join();
-  for (int t = 0; t < 2; ++t) expect_close(results[t], reference(steps[t]), steps[t], std::to_string(t));
+  for (int t = 0; t < 2; ++t)
+    expect_close(results[t], reference(steps[t]), steps[t], std::to_string(t));
 }
 
 TEST(Stream, AFailedLaunchIsAnError) {

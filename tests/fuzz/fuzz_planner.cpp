@@ -1,5 +1,5 @@
-// Planning on hostile numbers: every call either throws octopage::Error or keeps its promises. Memory
-// behind the tensors is real where the planner may touch it.
+// Planning on hostile numbers: every call either throws octopage::Error or keeps its promises.
+// Memory behind the tensors is real where the planner may touch it.
 
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +48,9 @@ void fuzz_cache(Input& in) {
     t.shape[d] = in.number();
     t.strides[d] = in.number();
   }
-  if (in.below(2) == 0) t.rank = 4, t.strides[3] = 1, t.shape[3] = 16 * (1 + in.below(40)), t.shape[2] = 8 * (1 + in.below(70));
+  if (in.below(2) == 0)
+    t.rank = 4, t.strides[3] = 1, t.shape[3] = 16 * (1 + in.below(40)),
+    t.shape[2] = 8 * (1 + in.below(70));
   const octopage::KvCacheView view = octopage::kv_cache_view(t);
   require(view.block_size % 8 == 0 && view.stride_token >= 2 * view.dim && view.page_stride() >= 1);
   require(view.page_stride() * 8 * view.stride_token == view.stride_block);
@@ -65,14 +67,18 @@ void fuzz_staging(Input& in) {
   for (auto& length : lengths) length = in.number();
   const int64_t block_size = in.below(4) == 0 ? in.number() : 8 * (1 + in.below(5));
   const auto staged = octopage::plan_staged_prefill_pages(
-      octopage::TensorView::contiguous(table.data(), octopage::DType::i32, {requests, columns}), lengths, block_size);
-  require(static_cast<int64_t>(staged.blocks.size()) == octopage::staged_block_count(lengths, block_size));
+      octopage::TensorView::contiguous(table.data(), octopage::DType::i32, {requests, columns}),
+      lengths, block_size);
+  require(static_cast<int64_t>(staged.blocks.size()) ==
+          octopage::staged_block_count(lengths, block_size));
 }
 
 void fuzz_plan(Input& in) {
-  const int64_t rows = in.below(20), heads = 1 + in.below(3), dim = 64, columns = in.below(9), blocks = 1 + in.below(6);
+  const int64_t rows = in.below(20), heads = 1 + in.below(3), dim = 64, columns = in.below(9),
+                blocks = 1 + in.below(6);
   std::vector<int64_t> positions(static_cast<size_t>(rows));
-  for (auto& position : positions) position = in.below(6) == 0 ? in.take<int64_t>() : in.below(400) - 20;
+  for (auto& position : positions)
+    position = in.below(6) == 0 ? in.take<int64_t>() : in.below(400) - 20;
   const int64_t region_count = in.below(12) == 0 ? in.number() : in.below(40);
   const auto metadata = octopage::compact_page_metadata(positions, region_count);
   require(metadata.indptr.size() == positions.size() + 1);
@@ -80,11 +86,17 @@ void fuzz_plan(Input& in) {
 
   octopage::CompactPagedPrefill plan;
   const int64_t block_size = 8 * (1 + in.below(4));
-  plan.plan({.query_shape = {in.below(9) == 0 ? in.number() : rows, heads, dim}, .dtype = octopage::DType::bf16, .device = {},
-             .positions = positions, .region_count = region_count, .scale = 1, .block_size = block_size,
+  plan.plan({.query_shape = {in.below(9) == 0 ? in.number() : rows, heads, dim},
+             .dtype = octopage::DType::bf16,
+             .device = {},
+             .positions = positions,
+             .region_count = region_count,
+             .scale = 1,
+             .block_size = block_size,
              .contiguous_query = false});
   std::vector<int32_t> owners(static_cast<size_t>(rows)), table(static_cast<size_t>(2 * columns));
-  std::vector<int32_t> regions(static_cast<size_t>(rows * region_count)), exact(static_cast<size_t>(rows));
+  std::vector<int32_t> regions(static_cast<size_t>(rows * region_count)),
+      exact(static_cast<size_t>(rows));
   for (auto& owner : owners) owner = static_cast<int32_t>(in.number());
   for (auto& entry : table) entry = static_cast<int32_t>(in.number());
   for (auto& region : regions) region = static_cast<int32_t>(in.number());
@@ -101,18 +113,21 @@ void fuzz_plan(Input& in) {
   octopage::Options options;
   options.threads = 1;
   options.status = &status;
-  if (in.below(2) == 0) plan.fixup_positions(TensorView::contiguous(exact.data(), DType::i32, {rows}), options);
+  if (in.below(2) == 0)
+    plan.fixup_positions(TensorView::contiguous(exact.data(), DType::i32, {rows}), options);
   const int64_t start = in.below(6) == 0 ? in.number() : 0;
-  plan.prepare_chunk(start, TensorView::contiguous(query.data(), DType::bf16, {rows, heads, dim}), kv,
-                     TensorView::contiguous(regions.data(), DType::i32, {rows, region_count}),
+  plan.prepare_chunk(start, TensorView::contiguous(query.data(), DType::bf16, {rows, heads, dim}),
+                     kv, TensorView::contiguous(regions.data(), DType::i32, {rows, region_count}),
                      TensorView::contiguous(table.data(), DType::i32, {2, columns}),
                      TensorView::contiguous(owners.data(), DType::i32, {rows}), options);
   // Whatever came in, the list holds pages of the cache or -1.
   const auto* pages = static_cast<const int32_t*>(plan.pages().data);
   const auto* indptr = static_cast<const int32_t*>(plan.indptr().data);
-  for (int32_t i = 0; i < indptr[rows]; ++i) require(pages[i] >= -1 && pages[i] < blocks * (block_size / 8));
+  for (int32_t i = 0; i < indptr[rows]; ++i)
+    require(pages[i] >= -1 && pages[i] < blocks * (block_size / 8));
   std::vector<float> output(static_cast<size_t>(rows * heads * dim));
-  plan.finish({}, kv, TensorView::contiguous(output.data(), DType::f32, {rows, heads, dim}), {}, {}, {}, options);
+  plan.finish({}, kv, TensorView::contiguous(output.data(), DType::f32, {rows, heads, dim}), {}, {},
+              {}, options);
 }
 
 }  // namespace

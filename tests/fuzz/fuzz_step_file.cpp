@@ -25,10 +25,10 @@ void read_all(const TensorView& tensor) {
 
 void check(const Step& step) {
   for (const TensorView* tensor :
-       {&step.query, &step.kv_cache, &step.block_table, &step.owners, &step.positions, &step.regions,
-        &step.lengths, &step.expected_output, &step.expected_lse, &step.expected_indptr,
-        &step.expected_last_page_len, &step.expected_pages, &step.expected_staged_blocks,
-        &step.expected_staged_table}) {
+       {&step.query, &step.kv_cache, &step.block_table, &step.owners, &step.positions,
+        &step.regions, &step.lengths, &step.expected_output, &step.expected_lse,
+        &step.expected_indptr, &step.expected_last_page_len, &step.expected_pages,
+        &step.expected_staged_blocks, &step.expected_staged_table}) {
     read_all(*tensor);
   }
   require(step.owners.shape[0] == step.rows() && step.positions.shape[0] == step.rows());

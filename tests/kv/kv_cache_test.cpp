@@ -12,7 +12,8 @@ namespace {
 
 alignas(64) char memory[1 << 16];
 
-TensorView cache(int64_t blocks, int64_t groups, int64_t block_size, int64_t dim, DType dtype = DType::bf16) {
+TensorView cache(int64_t blocks, int64_t groups, int64_t block_size, int64_t dim,
+                 DType dtype = DType::bf16) {
   return TensorView::contiguous(memory, dtype, {blocks, groups, block_size, 2 * dim});
 }
 
@@ -23,7 +24,8 @@ void expect_refused(const TensorView& t, std::initializer_list<const char*> part
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     for (const char* part : parts) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what() << " lacks " << part;
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << error.what() << " lacks " << part;
     }
   }
 }
@@ -35,17 +37,26 @@ TEST(KvCache, RulesNameArgumentRuleAndValue) {
     return t;
   };
   expect_refused(changed([](TensorView& t) { t.rank = 3; }), {"kv_cache", "4 dimensions", "3"});
-  expect_refused(changed([](TensorView& t) { t.dtype = DType::f32; }), {"kv_cache", "dtype", "f32"});
+  expect_refused(changed([](TensorView& t) { t.dtype = DType::f32; }),
+                 {"kv_cache", "dtype", "f32"});
   expect_refused(changed([](TensorView& t) { t.shape[0] = -1; }), {"kv_cache.shape[0]", "-1"});
-  expect_refused(changed([](TensorView& t) { t.shape[1] = 0; }), {"kv_cache.shape[1]", "group", "0"});
-  expect_refused(changed([](TensorView& t) { t.shape[3] = 127; }), {"kv_cache.shape[3]", "127", "even"});
-  expect_refused(changed([](TensorView& t) { t.strides[3] = 2; }), {"kv_cache.strides[3]", "2", "contiguous"});
+  expect_refused(changed([](TensorView& t) { t.shape[1] = 0; }),
+                 {"kv_cache.shape[1]", "group", "0"});
+  expect_refused(changed([](TensorView& t) { t.shape[3] = 127; }),
+                 {"kv_cache.shape[3]", "127", "even"});
+  expect_refused(changed([](TensorView& t) { t.strides[3] = 2; }),
+                 {"kv_cache.strides[3]", "2", "contiguous"});
   expect_refused(changed([](TensorView& t) { t.strides[2] = 64; }), {"stride_token", "64", "128"});
-  expect_refused(changed([](TensorView& t) { t.strides[2] = 132, t.strides[0] = 4 * 8 * 132; }), {"stride_token", "132", "16-byte"});
-  expect_refused(changed([](TensorView& t) { t.strides[1] = 2052; }), {"stride_group", "2052", "16-byte"});
-  expect_refused(changed([](TensorView& t) { t.strides[1] = -2048; }), {"stride_group", "negative"});
-  expect_refused(changed([](TensorView& t) { t.strides[0] = 0; }), {"stride_block", "0", "positive"});
-  expect_refused(changed([](TensorView& t) { t.strides[0] = 4100; }), {"stride_block", "4100", "1024", "eight-token pages"});
+  expect_refused(changed([](TensorView& t) { t.strides[2] = 132, t.strides[0] = 4 * 8 * 132; }),
+                 {"stride_token", "132", "16-byte"});
+  expect_refused(changed([](TensorView& t) { t.strides[1] = 2052; }),
+                 {"stride_group", "2052", "16-byte"});
+  expect_refused(changed([](TensorView& t) { t.strides[1] = -2048; }),
+                 {"stride_group", "negative"});
+  expect_refused(changed([](TensorView& t) { t.strides[0] = 0; }),
+                 {"stride_block", "0", "positive"});
+  expect_refused(changed([](TensorView& t) { t.strides[0] = 4100; }),
+                 {"stride_block", "4100", "1024", "eight-token pages"});
   expect_refused(changed([](TensorView& t) { t.strides[0] = int64_t{1} << 60; }), {"2^31"});
   expect_refused(changed([](TensorView& t) {
                    t.shape[0] = INT64_MAX / 1024;
@@ -58,13 +69,16 @@ TEST(KvCache, RulesNameArgumentRuleAndValue) {
 
 TEST(KvCache, BlockSizes) {
   for (const int64_t bad : {0, 1, 4, 12, 20}) {
-    expect_refused(cache(1, 1, bad, 64), {"block_size", std::to_string(bad).c_str(), "multiple of 8"});
+    expect_refused(cache(1, 1, bad, 64),
+                   {"block_size", std::to_string(bad).c_str(), "multiple of 8"});
   }
-  for (const int64_t good : {8, 24, 528}) EXPECT_EQ(kv_cache_view(cache(1, 1, good, 64)).block_size, good);
+  for (const int64_t good : {8, 24, 528})
+    EXPECT_EQ(kv_cache_view(cache(1, 1, good, 64)).block_size, good);
 }
 
 TEST(KvCache, MeaninglessStridesOfOneBlockAreReplaced) {
-  for (const int64_t stride : {int64_t{0}, int64_t{-1}, int64_t{INT64_MAX}, int64_t{INT64_MIN}, int64_t{5}}) {
+  for (const int64_t stride :
+       {int64_t{0}, int64_t{-1}, int64_t{INT64_MAX}, int64_t{INT64_MIN}, int64_t{5}}) {
     TensorView t = cache(1, 1, 16, 64);
     t.strides[0] = stride;
     t.strides[1] = stride;

@@ -14,8 +14,16 @@ namespace {
 TEST(PageArithmetic, PositionsAreFloored) {
   const struct {
     int64_t position, region, last;
-  } cases[] = {{0, 0, 1}, {7, 0, 8}, {8, 1, 1}, {150, 18, 7}, {-1, -1, 8}, {-2, -1, 7}, {-8, -1, 1}, {-9, -2, 8},
-               {INT64_MIN, INT64_MIN / 8, 1}, {INT64_MAX, INT64_MAX / 8, 8}};
+  } cases[] = {{0, 0, 1},
+               {7, 0, 8},
+               {8, 1, 1},
+               {150, 18, 7},
+               {-1, -1, 8},
+               {-2, -1, 7},
+               {-8, -1, 1},
+               {-9, -2, 8},
+               {INT64_MIN, INT64_MIN / 8, 1},
+               {INT64_MAX, INT64_MAX / 8, 8}};
   for (const auto& c : cases) {
     EXPECT_EQ(region_of_position(c.position), c.region) << c.position;
     EXPECT_EQ(last_page_len(c.position), c.last) << c.position;
@@ -33,13 +41,18 @@ TEST(PageArithmetic, SelectionCounts) {
 
 TEST(PageArithmetic, AgreesWithTheContractsFormula) {
   EXPECT_TRUE(rc::check("page of a region", [] {
-    const int64_t requests = *rc::gen::inRange<int64_t>(1, 4), columns = *rc::gen::inRange<int64_t>(0, 6);
-    const int64_t blocks = *rc::gen::inRange<int64_t>(0, 9), per_block = *rc::gen::inRange<int64_t>(1, 7);
+    const int64_t requests = *rc::gen::inRange<int64_t>(1, 4),
+                  columns = *rc::gen::inRange<int64_t>(0, 6);
+    const int64_t blocks = *rc::gen::inRange<int64_t>(0, 9),
+                  per_block = *rc::gen::inRange<int64_t>(1, 7);
     const int64_t gap = *rc::gen::inRange<int64_t>(0, 5);
     const auto entries = *rc::gen::container<std::vector<int32_t>>(
-        static_cast<size_t>(requests * columns), rc::gen::oneOf(rc::gen::inRange<int32_t>(-2, 12), rc::gen::arbitrary<int32_t>()));
-    const int64_t owner = *rc::gen::oneOf(rc::gen::inRange<int64_t>(-2, 6), rc::gen::cast<int64_t>(rc::gen::arbitrary<int32_t>()));
-    const int64_t region = *rc::gen::oneOf(rc::gen::inRange<int64_t>(-3, 60), rc::gen::cast<int64_t>(rc::gen::arbitrary<int32_t>()));
+        static_cast<size_t>(requests * columns),
+        rc::gen::oneOf(rc::gen::inRange<int32_t>(-2, 12), rc::gen::arbitrary<int32_t>()));
+    const int64_t owner = *rc::gen::oneOf(rc::gen::inRange<int64_t>(-2, 6),
+                                          rc::gen::cast<int64_t>(rc::gen::arbitrary<int32_t>()));
+    const int64_t region = *rc::gen::oneOf(rc::gen::inRange<int64_t>(-3, 60),
+                                           rc::gen::cast<int64_t>(rc::gen::arbitrary<int32_t>()));
     const int64_t own = *rc::gen::inRange<int64_t>(0, 50);
     const BlockTableView table = {entries.data(), requests, columns, columns, 1};
     const PageGeometry geometry = {blocks, per_block, per_block + gap};
@@ -52,7 +65,8 @@ TEST(PageArithmetic, AgreesWithTheContractsFormula) {
     } else if (8 * region / (8 * per_block) >= columns) {
       RC_ASSERT(page.fault == status_table);
     } else {
-      const int32_t block = entries[static_cast<size_t>(owner * columns + 8 * region / (8 * per_block))];
+      const int32_t block =
+          entries[static_cast<size_t>(owner * columns + 8 * region / (8 * per_block))];
       if (block < 0 || block >= blocks) {
         RC_ASSERT(page.fault == status_table);
       } else {
@@ -66,15 +80,18 @@ TEST(PageArithmetic, AgreesWithTheContractsFormula) {
 
 TEST(PageArithmetic, AddressOfARegion) {
   alignas(16) static uint16_t memory[4 * 2 * 16 * 128];
-  const KvCacheView cache = kv_cache_view(TensorView::contiguous(memory, DType::bf16, {4, 2, 16, 128}));
+  const KvCacheView cache =
+      kv_cache_view(TensorView::contiguous(memory, DType::bf16, {4, 2, 16, 128}));
   const int32_t entries[] = {3, 1, 9};
   const BlockTableView table = {entries, 1, 3, 3, 1};
-  const RegionAddress found = region_address(cache, table, 1, 0, 3, 30);  // logical block 1 -> block 1, second page
+  const RegionAddress found =
+      region_address(cache, table, 1, 0, 3, 30);  // logical block 1 -> block 1, second page
   EXPECT_EQ(found.page.fault, 0);
   EXPECT_EQ(found.data, memory + (1 * 2 + 1) * 16 * 128 + 8 * 128);
   EXPECT_EQ(region_address(cache, table, 0, 0, 4, 30).page.fault, status_region);
   EXPECT_EQ(region_address(cache, table, 0, 0, 4, 40).page.fault, status_table);  // block 9 of 4
-  EXPECT_EQ(region_address(cache, table, 0, 0, int64_t{1} << 40, int64_t{1} << 50).page.fault, status_region);
+  EXPECT_EQ(region_address(cache, table, 0, 0, int64_t{1} << 40, int64_t{1} << 50).page.fault,
+            status_region);
   EXPECT_EQ(region_address(cache, table, 0, 1, 0, 30).data, nullptr);
   EXPECT_THROW(region_address(cache, table, 2, 0, 0, 30), Error);
 }

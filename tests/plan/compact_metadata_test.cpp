@@ -59,7 +59,8 @@ TEST(CompactMetadata, FixupKeepsAtMostThePlannedRange) {
     }
     const auto planned = compact_page_metadata(bounds, region_count);
     std::vector<int32_t> indptr(raw.size() + 1, -9), last(raw.size(), -9);
-    const int32_t status = fixup_compact_metadata(exact, region_count, planned.indptr.data(), indptr.data(), last.data());
+    const int32_t status = fixup_compact_metadata(exact, region_count, planned.indptr.data(),
+                                                  indptr.data(), last.data());
     int64_t total = 0;
     for (size_t row = 0; row < raw.size(); ++row) {
       const int64_t want = exact[row] < 0 ? 0 : std::min(exact[row] / 8 + 1, region_count);

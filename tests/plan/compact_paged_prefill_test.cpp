@@ -19,8 +19,14 @@ std::vector<int32_t> values(const TensorView& t) {
 class PrefillPlan : public testing::Test {
  protected:
   static constexpr int64_t kRows = 14, kHeads = 4, kDim = 64, kRegions = 9, kBlockSize = 16;
-  Step step_ = make_synthetic_step({.rows = kRows, .requests = 2, .context = 150, .heads = kHeads, .dim = kDim,
-                                    .region_count = kRegions, .block_size = kBlockSize, .local_regions = 2});
+  Step step_ = make_synthetic_step({.rows = kRows,
+                                    .requests = 2,
+                                    .context = 150,
+                                    .heads = kHeads,
+                                    .dim = kDim,
+                                    .region_count = kRegions,
+                                    .block_size = kBlockSize,
+                                    .local_regions = 2});
   std::vector<int64_t> positions_;
   std::vector<float> output_ = std::vector<float>(kRows * kHeads * kDim, -1.0f);
   TensorView out_ = TensorView::contiguous(output_.data(), DType::f32, {kRows, kHeads, kDim});
@@ -28,14 +34,20 @@ class PrefillPlan : public testing::Test {
 
   void SetUp() override {
     for (int64_t r = 0; r < kRows; ++r) {
-      positions_.push_back(step_.positions.dtype == DType::i64 ? static_cast<const int64_t*>(step_.positions.data)[r]
-                                                               : static_cast<const int32_t*>(step_.positions.data)[r]);
+      positions_.push_back(step_.positions.dtype == DType::i64
+                               ? static_cast<const int64_t*>(step_.positions.data)[r]
+                               : static_cast<const int32_t*>(step_.positions.data)[r]);
     }
     regions_ = TensorView::contiguous(step_.regions.data, DType::i32, {kRows, kRegions});
   }
   PrefillPlanArgs args(const std::vector<int64_t>& positions, bool contiguous_query = false) const {
-    return {.query_shape = {static_cast<int64_t>(positions.size()), kHeads, kDim}, .dtype = DType::bf16, .device = {},
-            .positions = positions, .region_count = kRegions, .scale = step_.scale, .block_size = kBlockSize,
+    return {.query_shape = {static_cast<int64_t>(positions.size()), kHeads, kDim},
+            .dtype = DType::bf16,
+            .device = {},
+            .positions = positions,
+            .region_count = kRegions,
+            .scale = step_.scale,
+            .block_size = kBlockSize,
             .contiguous_query = contiguous_query};
   }
   void attend(CompactPagedPrefill& plan) {
@@ -59,13 +71,20 @@ TEST_F(PrefillPlan, CallsOutOfOrder) {
   EXPECT_FALSE(plan.planned());
   EXPECT_FALSE(plan.pages().present());
   const auto early = ErrorCode::wrong_state;
-  expect_code(early, [&] { plan.fixup_positions(step_.positions); }, "fixup_positions");
-  expect_code(early, [&] { plan.page_metadata(step_.block_table, step_.owners, 2); }, "page_metadata");
-  expect_code(early, [&] { attend(plan); }, "prepare_chunk");
-  expect_code(early, [&] { plan.finish(step_.query, step_.kv_cache, out_); }, "finish");
-  expect_code(early, [&] { static_cast<void>(plan.finish_workspace_size(DType::bf16)); }, "finish_workspace_size");
+  expect_code(
+      early, [&] { plan.fixup_positions(step_.positions); }, "fixup_positions");
+  expect_code(
+      early, [&] { plan.page_metadata(step_.block_table, step_.owners, 2); }, "page_metadata");
+  expect_code(
+      early, [&] { attend(plan); }, "prepare_chunk");
+  expect_code(
+      early, [&] { plan.finish(step_.query, step_.kv_cache, out_); }, "finish");
+  expect_code(
+      early, [&] { static_cast<void>(plan.finish_workspace_size(DType::bf16)); },
+      "finish_workspace_size");
   plan.plan(args(positions_, true));
-  expect_code(early, [&] { attend(plan); }, "owns no query copy");
+  expect_code(
+      early, [&] { attend(plan); }, "owns no query copy");
 }
 
 TEST_F(PrefillPlan, AFailedPlanKeepsTheFormerOne) {
@@ -75,7 +94,8 @@ TEST_F(PrefillPlan, AFailedPlanKeepsTheFormerOne) {
   const auto refused = [&](const std::function<void(PrefillPlanArgs&)>& change, const char* part) {
     PrefillPlanArgs bad = args(positions_);
     change(bad);
-    expect_code(ErrorCode::invalid_argument, [&] { plan.plan(bad); }, part);
+    expect_code(
+        ErrorCode::invalid_argument, [&] { plan.plan(bad); }, part);
     EXPECT_EQ(values(plan.indptr()), before);
     EXPECT_EQ(plan.block_size(), kBlockSize);
   };
@@ -93,8 +113,9 @@ TEST_F(PrefillPlan, AddressesHoldWhileTheCapacitySuffices) {
   CompactPagedPrefill plan;
   plan.plan(args(positions_));
   const auto addresses = [&] {
-    return std::vector<const void*>{plan.pages().data, plan.indptr().data, plan.last_page_len().data,
-                                    plan.positions().data, plan.query_buffer().data};
+    return std::vector<const void*>{plan.pages().data, plan.indptr().data,
+                                    plan.last_page_len().data, plan.positions().data,
+                                    plan.query_buffer().data};
   };
   const auto before = addresses();
   plan.plan(args({3, 4}));
@@ -142,15 +163,18 @@ TEST_F(PrefillPlan, LongerThanPlannedIsCutAndReported) {
 TEST_F(PrefillPlan, MetadataForAnIndexer) {
   CompactPagedPrefill plan;
   plan.plan(args(positions_));
-  EXPECT_FALSE(plan.page_metadata(step_.block_table, step_.owners, 2).has_value());  // owns a query copy
+  EXPECT_FALSE(
+      plan.page_metadata(step_.block_table, step_.owners, 2).has_value());  // owns a query copy
   plan.plan(args(positions_, true));
   EXPECT_FALSE(plan.query_buffer().present());
   const auto metadata = plan.page_metadata(step_.block_table, step_.owners, 2, 3, 9);
   ASSERT_TRUE(metadata.has_value());
   EXPECT_EQ(metadata->owners.shape[0], 6);
   EXPECT_EQ(metadata->indptr.shape[0], 7);
-  EXPECT_EQ(static_cast<const int32_t*>(metadata->indptr.data), static_cast<const int32_t*>(plan.indptr().data) + 3);
-  EXPECT_EQ(static_cast<const int32_t*>(metadata->owners.data), static_cast<const int32_t*>(step_.owners.data) + 3);
+  EXPECT_EQ(static_cast<const int32_t*>(metadata->indptr.data),
+            static_cast<const int32_t*>(plan.indptr().data) + 3);
+  EXPECT_EQ(static_cast<const int32_t*>(metadata->owners.data),
+            static_cast<const int32_t*>(step_.owners.data) + 3);
   EXPECT_EQ(metadata->pages.data, plan.pages().data);
   EXPECT_EQ(metadata->page_stride, 2);
   EXPECT_THROW(plan.page_metadata(step_.block_table, step_.owners, 2, 5, 99), Error);
@@ -161,16 +185,48 @@ TEST_F(PrefillPlan, ShapesOfChunksAndFinish) {
   CompactPagedPrefill plan;
   plan.plan(args(positions_));
   const auto bad = ErrorCode::invalid_argument;
-  expect_code(bad, [&] { plan.prepare_chunk(1, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners); }, "start = 1");
-  expect_code(bad, [&] { plan.prepare_chunk(-1, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners); }, "start = -1");
-  expect_code(bad, [&] { plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_.slice(1, 0, 3), step_.block_table, step_.owners); }, "regions");
-  expect_code(bad, [&] { plan.prepare_chunk(0, step_.query.slice(1, 0, 2), step_.kv_cache, regions_, step_.block_table, step_.owners); }, "query");
+  expect_code(
+      bad,
+      [&] {
+        plan.prepare_chunk(1, step_.query, step_.kv_cache, regions_, step_.block_table,
+                           step_.owners);
+      },
+      "start = 1");
+  expect_code(
+      bad,
+      [&] {
+        plan.prepare_chunk(-1, step_.query, step_.kv_cache, regions_, step_.block_table,
+                           step_.owners);
+      },
+      "start = -1");
+  expect_code(
+      bad,
+      [&] {
+        plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_.slice(1, 0, 3),
+                           step_.block_table, step_.owners);
+      },
+      "regions");
+  expect_code(
+      bad,
+      [&] {
+        plan.prepare_chunk(0, step_.query.slice(1, 0, 2), step_.kv_cache, regions_,
+                           step_.block_table, step_.owners);
+      },
+      "query");
   plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners);
-  expect_code(bad, [&] { plan.finish({}, step_.kv_cache, out_.slice(0, 0, 3)); }, "output");
+  expect_code(
+      bad, [&] { plan.finish({}, step_.kv_cache, out_.slice(0, 0, 3)); }, "output");
   TensorView f8 = step_.kv_cache;
   f8.dtype = DType::u8;
-  expect_code(bad, [&] { plan.finish({}, f8, out_); }, "k_scale");
-  expect_code(bad, [&] { plan.finish({}, step_.kv_cache, out_, TensorView::contiguous(output_.data(), DType::f32, {3})); }, "lse");
+  expect_code(
+      bad, [&] { plan.finish({}, f8, out_); }, "k_scale");
+  expect_code(
+      bad,
+      [&] {
+        plan.finish({}, step_.kv_cache, out_,
+                    TensorView::contiguous(output_.data(), DType::f32, {3}));
+      },
+      "lse");
 }
 
 }  // namespace

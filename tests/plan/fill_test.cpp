@@ -13,12 +13,15 @@ namespace {
 struct Case {
   std::vector<int32_t> regions, table, owners, indptr;
   std::vector<int64_t> positions;
-  int64_t rows, region_count, requests = 3, columns = 12, block_size = 24, blocks = 50, page_stride = 5;
+  int64_t rows, region_count, requests = 3, columns = 12, block_size = 24, blocks = 50,
+                              page_stride = 5;
 };
 
 Case random_case(uint64_t seed, int64_t rows, int64_t region_count) {
   std::mt19937_64 random(seed);
-  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
   Case c;
   c.rows = rows;
   c.region_count = region_count;
@@ -32,7 +35,8 @@ Case random_case(uint64_t seed, int64_t rows, int64_t region_count) {
     std::iota(all.begin(), all.end(), 0);
     std::shuffle(all.begin(), all.end(), random);
     all.resize(static_cast<size_t>(region_count), -7);
-    if (below(4) != 0 && region_count > 0) all[static_cast<size_t>(below(region_count))] = static_cast<int32_t>(c.positions.back() / 8);
+    if (below(4) != 0 && region_count > 0)
+      all[static_cast<size_t>(below(region_count))] = static_cast<int32_t>(c.positions.back() / 8);
     for (auto& region : all) {
       if (below(20) == 0) region = static_cast<int32_t>(random());
     }
@@ -56,7 +60,9 @@ int64_t page_of(const Case& c, int64_t owner, int64_t region, int64_t limit) {
 std::vector<int32_t> expected_row(const Case& c, int64_t row, bool exact) {
   const int64_t count = c.indptr[static_cast<size_t>(row) + 1] - c.indptr[static_cast<size_t>(row)];
   const int64_t owner = c.owners[static_cast<size_t>(row)];
-  const auto region = [&](int64_t i) { return int64_t{c.regions[static_cast<size_t>(row * c.region_count + i)]}; };
+  const auto region = [&](int64_t i) {
+    return int64_t{c.regions[static_cast<size_t>(row * c.region_count + i)]};
+  };
   int64_t own = c.positions[static_cast<size_t>(row)] / 8, limit = own;
   if (!exact) {
     own = -1;
@@ -89,8 +95,10 @@ TEST(Fill, AgreesWithTheContractInChunksOfAnyOrder) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const Case c = random_case(seed, 40, static_cast<int64_t>(seed % 35) + 1);
     for (const bool exact : {true, false}) {
-      std::vector<int32_t> pages(static_cast<size_t>(c.indptr.back()) + 2, 4242);  // a guard at each end
-      const TensorView list = TensorView::contiguous(pages.data() + 1, DType::i32, {c.indptr.back()});
+      std::vector<int32_t> pages(static_cast<size_t>(c.indptr.back()) + 2,
+                                 4242);  // a guard at each end
+      const TensorView list =
+          TensorView::contiguous(pages.data() + 1, DType::i32, {c.indptr.back()});
       std::vector<int64_t> cuts = {0, 7, 8, 31, 40};
       std::vector<size_t> order = {2, 0, 3, 1};
       for (const size_t i : order) {
@@ -112,9 +120,11 @@ TEST(Fill, AgreesWithTheContractInChunksOfAnyOrder) {
       EXPECT_EQ(pages.front(), 4242);
       EXPECT_EQ(pages.back(), 4242);
       for (int64_t row = 0; row < c.rows; ++row) {
-        const std::vector<int32_t> actual(pages.begin() + 1 + c.indptr[static_cast<size_t>(row)],
-                                          pages.begin() + 1 + c.indptr[static_cast<size_t>(row) + 1]);
-        ASSERT_EQ(actual, expected_row(c, row, exact)) << "seed " << seed << ", row " << row << (exact ? "" : ", no positions");
+        const std::vector<int32_t> actual(
+            pages.begin() + 1 + c.indptr[static_cast<size_t>(row)],
+            pages.begin() + 1 + c.indptr[static_cast<size_t>(row) + 1]);
+        ASSERT_EQ(actual, expected_row(c, row, exact))
+            << "seed " << seed << ", row " << row << (exact ? "" : ", no positions");
       }
     }
   }

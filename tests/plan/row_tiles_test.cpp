@@ -14,9 +14,15 @@ namespace {
 struct Rows {
   std::vector<int32_t> owners, positions, regions;
   int64_t count, region_count = 6;
-  TensorView owners_view() const { return TensorView::contiguous(owners.data(), DType::i32, {count}); }
-  TensorView positions_view() const { return TensorView::contiguous(positions.data(), DType::i32, {count}); }
-  TensorView regions_view() const { return TensorView::contiguous(regions.data(), DType::i32, {count, region_count}); }
+  TensorView owners_view() const {
+    return TensorView::contiguous(owners.data(), DType::i32, {count});
+  }
+  TensorView positions_view() const {
+    return TensorView::contiguous(positions.data(), DType::i32, {count});
+  }
+  TensorView regions_view() const {
+    return TensorView::contiguous(regions.data(), DType::i32, {count, region_count});
+  }
   std::set<int32_t> valid(int64_t row) const {
     std::set<int32_t> found;
     const int32_t own = positions[static_cast<size_t>(row)] / 8;
@@ -35,7 +41,8 @@ Rows random_rows(uint64_t seed, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     rows.owners.push_back(static_cast<int32_t>(random() % 3));
     rows.positions.push_back(static_cast<int32_t>(random() % 200));
-    for (int64_t j = 0; j < rows.region_count; ++j) rows.regions.push_back(static_cast<int32_t>(random() % 30) - 1);
+    for (int64_t j = 0; j < rows.region_count; ++j)
+      rows.regions.push_back(static_cast<int32_t>(random() % 30) - 1);
   }
   return rows;
 }
@@ -56,7 +63,8 @@ TEST(RowTiles, EachRowOnceInOrderAndOneOwnerPerTile) {
         ASSERT_TRUE(seen.insert(tiles.order[place]).second);
         ASSERT_EQ(rows.owners[row], rows.owners[static_cast<size_t>(tiles.order[begin])]);
         if (place > begin) {
-          ASSERT_LE(rows.positions[static_cast<size_t>(tiles.order[place - 1])], rows.positions[row]);
+          ASSERT_LE(rows.positions[static_cast<size_t>(tiles.order[place - 1])],
+                    rows.positions[row]);
         }
       }
     }
@@ -84,10 +92,12 @@ TEST(RowTiles, UnionFactorAndOverlapAgreeWithSets) {
           selected += static_cast<double>(valid.size());
         }
         if (together.empty()) continue;
-        weighted += static_cast<double>(together.size()) / (selected / static_cast<double>(height)) * static_cast<double>(height);
+        weighted += static_cast<double>(together.size()) /
+                    (selected / static_cast<double>(height)) * static_cast<double>(height);
         weight += static_cast<double>(height);
       }
-      const UnionFactor factor = measure_union_factor(rows.owners_view(), rows.positions_view(), rows.regions_view(), height);
+      const UnionFactor factor = measure_union_factor(rows.owners_view(), rows.positions_view(),
+                                                      rows.regions_view(), height);
       if (weight > 0) {
         EXPECT_NEAR(factor.factor, weighted / weight, 1e-9) << seed << " " << height;
       }
@@ -99,12 +109,15 @@ TEST(RowTiles, UnionFactorAndOverlapAgreeWithSets) {
     double shared = 0, selected = 0;
     for (size_t place = 1; place < all.order.size(); ++place) {
       const auto row = all.order[place], before = all.order[place - 1];
-      if (rows.owners[static_cast<size_t>(row)] != rows.owners[static_cast<size_t>(before)]) continue;
+      if (rows.owners[static_cast<size_t>(row)] != rows.owners[static_cast<size_t>(before)])
+        continue;
       const auto now = rows.valid(row), then = rows.valid(before);
       for (const int32_t region : now) shared += then.count(region) > 0 ? 1.0 : 0.0;
       selected += static_cast<double>(now.size());
     }
-    EXPECT_NEAR(measure_neighbour_overlap(rows.owners_view(), rows.positions_view(), rows.regions_view()), shared / selected, 1e-9);
+    EXPECT_NEAR(
+        measure_neighbour_overlap(rows.owners_view(), rows.positions_view(), rows.regions_view()),
+        shared / selected, 1e-9);
   }
 }
 

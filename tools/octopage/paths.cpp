@@ -61,7 +61,8 @@ FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView
 /// One plan for the step, then group by group: [stage,] fill, finish. `step` is on `device`, `host`
 /// is the same step in host memory.
 void run_planned(const Step& host, const Step& step, bool staged, const TensorView& step_output,
-                 const TensorView& step_lse, StepDevice& device, const Options& options, PathResult& result) {
+                 const TensorView& step_lse, StepDevice& device, const Options& options,
+                 PathResult& result) {
   Timing& timing = result.timing;
   const int64_t groups = step.groups();
   const std::vector<int64_t> positions = positions_of(host);
@@ -96,7 +97,8 @@ void run_planned(const Step& host, const Step& step, bool staged, const TensorVi
     staged_blocks = device.allocate(DType::i32, {count});
     staged_cache = device.allocate(step.query.dtype, {count, 1, step.block_size(), 2 * step.dim()});
     Stopwatch watch(timing.stage, device);
-    plan_staged_prefill_pages(step.block_table, lengths, step.block_size(), staged_blocks, table, options);
+    plan_staged_prefill_pages(step.block_table, lengths, step.block_size(), staged_blocks, table,
+                              options);
     watch.stop();
     device.download(staged_blocks, staging.blocks.data());
     device.download(table, staging.table.data());
@@ -136,8 +138,8 @@ void run_planned(const Step& host, const Step& step, bool staged, const TensorVi
     }
     if (!staged) result.pages.push_back(download_i32(device, prefill.pages()));
   }
-  result.metadata =
-      CompactPageMetadata{download_i32(device, prefill.indptr()), download_i32(device, prefill.last_page_len())};
+  result.metadata = CompactPageMetadata{download_i32(device, prefill.indptr()),
+                                        download_i32(device, prefill.last_page_len())};
 }
 
 /// The backend of the planned path: it sees one group at a time.
@@ -181,8 +183,10 @@ PathResult run_path(const Step& step, Path path, DType output_dtype, const Optio
   const bool on_host = device->device().type == DeviceType::cpu;
   const Step on_device = step_on(step, *device);
   const TensorView output =
-      on_host ? result.output : device->allocate(output_dtype, {step.rows(), step.heads(), step.dim()});
-  const TensorView lse = on_host ? result.lse : device->allocate(DType::f32, {step.rows(), step.heads()});
+      on_host ? result.output
+              : device->allocate(output_dtype, {step.rows(), step.heads(), step.dim()});
+  const TensorView lse =
+      on_host ? result.lse : device->allocate(DType::f32, {step.rows(), step.heads()});
   const int32_t no_bits = 0;
   const TensorView status = device->upload(TensorView::contiguous(&no_bits, DType::i32, {1}));
   const SparsePrefillArgs args = args_of(on_device, output, lse);

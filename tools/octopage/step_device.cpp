@@ -37,7 +37,9 @@ class Gpu final : public StepDevice {
   TensorView allocate(DType dtype, std::initializer_list<int64_t> shape) override {
     return arena_.allocate(dtype, shape);
   }
-  void download(const TensorView& tensor, void* host) const override { arena_.download(tensor, host); }
+  void download(const TensorView& tensor, void* host) const override {
+    arena_.download(tensor, host);
+  }
   void synchronize() const override { arena_.synchronize(); }
 
  private:
@@ -54,7 +56,8 @@ std::unique_ptr<StepDevice> make_step_device(std::string_view backend) {
   }
 #if OCTOPAGE_HAS_CUDA
   for (const BackendInfo& info : backends()) {
-    if (info.name == backend && info.device == DeviceType::cuda && info.available) return std::make_unique<Gpu>();
+    if (info.name == backend && info.device == DeviceType::cuda && info.available)
+      return std::make_unique<Gpu>();
   }
 #endif
   return std::make_unique<Host>();  // a backend that cannot run says so itself

@@ -2,13 +2,14 @@
 #define OCTOPAGE_DEVICE_PAGE_WRITER_CUH_
 
 // For kernels of an engine's own, such as a top-k indexer: they write pages straight into a plan's
-// page list, through the same checked arithmetic as octopage, and `fill_prefill_pages` is not needed.
+// page list, through the same checked arithmetic as octopage, and `fill_prefill_pages` is not
+// needed.
 //
 //     // host, once per group
-//     const auto metadata = plan.page_metadata(block_table, owners, octopage::kv_page_stride(kv_cache));
-//     const auto writer = octopage::device::make_page_writer(*metadata, kv_cache.shape[0], status);
-//     my_indexer<<<rows, ...>>>(writer, ...);
-//     plan.finish(query, kv_cache, output);
+//     const auto metadata = plan.page_metadata(block_table, owners,
+//     octopage::kv_page_stride(kv_cache)); const auto writer =
+//     octopage::device::make_page_writer(*metadata, kv_cache.shape[0], status); my_indexer<<<rows,
+//     ...>>>(writer, ...); plan.finish(query, kv_cache, output);
 //
 //     // device, for each row
 //     const octopage::device::RowPages row = writer.row(r);
@@ -24,8 +25,8 @@
 
 namespace octopage::device {
 
-/// The page list of one row. Slots 0 .. count()-2 take any valid regions but the own one, each once;
-/// the last slot is the own region's, whose page is cut at the row's position.
+/// The page list of one row. Slots 0 .. count()-2 take any valid regions but the own one, each
+/// once; the last slot is the own region's, whose page is cut at the row's position.
 class RowPages {
  public:
   /// Entries that the row must write; 0 for padding rows.
@@ -49,7 +50,8 @@ class RowPages {
 
   __device__ void store(int32_t slot, int64_t region) const {
     PageLookup page = {-1, status_region};
-    if (region <= INT32_MAX) page = page_of_region(*table_, *geometry_, owner_, region, own_region_);
+    if (region <= INT32_MAX)
+      page = page_of_region(*table_, *geometry_, owner_, region, own_region_);
     if (page.page > INT32_MAX) page = {-1, status_table};
     if (page.fault != 0 && status_ != nullptr) atomicOr(status_, page.fault);
     pages_[slot] = static_cast<int32_t>(page.page);
@@ -86,26 +88,29 @@ class PageWriter {
   }
 
  private:
-  friend PageWriter make_page_writer(const PagedPrefillMetadata& metadata, int64_t blocks, int32_t* status);
+  friend PageWriter make_page_writer(const PagedPrefillMetadata& metadata, int64_t blocks,
+                                     int32_t* status);
 
   BlockTableView table_;
   PageGeometry geometry_;
-  const int32_t* owners_;    // [rows]
+  const int32_t* owners_;  // [rows]
   int64_t stride_owners_;
-  const int32_t* indptr_;    // [rows+1]
-  const int64_t* positions_; // [rows]
-  int32_t* pages_;           // [capacity]
+  const int32_t* indptr_;     // [rows+1]
+  const int64_t* positions_;  // [rows]
+  int32_t* pages_;            // [capacity]
   int64_t capacity_;
   int64_t rows_;
-  int32_t* status_;          // [1] on the device; may be null
+  int32_t* status_;  // [1] on the device; may be null
 };
 
 /// `blocks` of the cache; `status` [1] i32 on the device, may be null. The metadata's tensors must
 /// stay alive while kernels use the writer.
-inline PageWriter make_page_writer(const PagedPrefillMetadata& metadata, int64_t blocks, int32_t* status) {
+inline PageWriter make_page_writer(const PagedPrefillMetadata& metadata, int64_t blocks,
+                                   int32_t* status) {
   PageWriter writer;
-  writer.table_ = {static_cast<const int32_t*>(metadata.block_table.data), metadata.block_table.shape[0],
-                   metadata.block_table.shape[1], metadata.block_table.strides[0], metadata.block_table.strides[1]};
+  writer.table_ = {static_cast<const int32_t*>(metadata.block_table.data),
+                   metadata.block_table.shape[0], metadata.block_table.shape[1],
+                   metadata.block_table.strides[0], metadata.block_table.strides[1]};
   writer.geometry_ = {blocks, metadata.block_size / kPageTokens, metadata.page_stride};
   writer.owners_ = static_cast<const int32_t*>(metadata.owners.data);
   writer.stride_owners_ = metadata.owners.strides[0];

@@ -1,5 +1,5 @@
-// The fast CPU backend: cuts the rows into tiles, unites the selections of each tile and hands it to
-// the kernel. Every id, owner and table entry is checked here.
+// The fast CPU backend: cuts the rows into tiles, unites the selections of each tile and hands it
+// to the kernel. Every id, owner and table entry is checked here.
 
 #include <algorithm>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace octopage {
 namespace {
 
-constexpr int64_t kTileQueries = 256;       // (row, head) pairs of a tile: Q and O stay in the L2 cache
+constexpr int64_t kTileQueries = 256;  // (row, head) pairs of a tile: Q and O stay in the L2 cache
 constexpr int64_t kMaxTileEntries = 1 << 15;  // page keys of a tile, unless one row has more
 constexpr size_t kAlignment = 64;
 
@@ -46,17 +46,17 @@ struct Worker {
 
 struct Layout {
   int64_t tile_rows = 1;
-  int32_t* order = nullptr;    // [rows]
-  int32_t* starts = nullptr;   // [rows+1]
-  Worker* workers = nullptr;   // [concurrency]
+  int32_t* order = nullptr;   // [rows]
+  int32_t* starts = nullptr;  // [rows+1]
+  Worker* workers = nullptr;  // [concurrency]
   size_t bytes = 0;
 
   Layout(const Problem& problem, int32_t concurrency, std::byte* memory) {
     const int64_t heads = problem.heads_per_group;
     const int64_t entries_per_row = std::max<int64_t>(problem.region_count, 1);
     if (!problem.batch_invariant) {
-      tile_rows = std::clamp<int64_t>(std::min(kTileQueries / heads, kMaxTileEntries / entries_per_row), 1,
-                                      kMaxTileRows);
+      tile_rows = std::clamp<int64_t>(
+          std::min(kTileQueries / heads, kMaxTileEntries / entries_per_row), 1, kMaxTileRows);
     }
     const int64_t lanes = tile_lanes();
     // A tile may have fewer rows than tile_rows; a smaller pack of such a tile never needs more.
@@ -111,11 +111,13 @@ TileJob make_job(const Problem& problem, const AttentionTensors& t, int64_t grou
   job.stride_token = t.cache.stride_token;
   job.dim = problem.dim;
   job.heads = problem.heads_per_group;
-  job.query = static_cast<const char*>(t.query) + head * t.stride_query_head * itemsize(problem.query_dtype);
+  job.query = static_cast<const char*>(t.query) +
+              head * t.stride_query_head * itemsize(problem.query_dtype);
   job.query_dtype = problem.query_dtype;
   job.stride_query_row = t.stride_query_row;
   job.stride_query_head = t.stride_query_head;
-  job.output = static_cast<char*>(t.output) + head * t.stride_output_head * itemsize(problem.output_dtype);
+  job.output =
+      static_cast<char*>(t.output) + head * t.stride_output_head * itemsize(problem.output_dtype);
   job.output_dtype = problem.output_dtype;
   job.stride_output_row = t.stride_output_row;
   job.stride_output_head = t.stride_output_head;
@@ -136,7 +138,9 @@ class CpuBackend final : public Backend {
             .available = true,
             .reason = ""};
   }
-  Support supports(const Problem& problem) const override { return supports_on_cpu("cpu", problem); }
+  Support supports(const Problem& problem) const override {
+    return supports_on_cpu("cpu", problem);
+  }
   size_t workspace_bytes(const Problem& problem, int32_t workers) const override {
     return Layout(problem, workers, nullptr).bytes;
   }
@@ -175,7 +179,8 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
       if (entries > 0 && !owner_valid) status |= status_owner;
       if (!owner_valid) continue;
       largest_own = std::max(largest_own, own);
-      const int32_t* regions = p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
+      const int32_t* regions =
+          p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
       for (int64_t i = 0; i < entries; ++i) {
         const int64_t region = regions[i * p.stride_regions_entry];
         if (region < 0 || region > own) {
@@ -186,7 +191,8 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
         worker.keys[count++] = PageKey::make(static_cast<uint64_t>(region), r, visible);
       }
     }
-    sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count), hwy::SortAscending());
+    sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count),
+                                               hwy::SortAscending());
     // Regions have been checked against each row's own one: what is left is the table.
     job.page_count = group_keys(worker.keys, count, worker.pages, [&](int64_t region) -> int64_t {
       const PageLookup page = page_of_region(p.table, geometry, owner, region, largest_own);
@@ -224,10 +230,12 @@ void CpuBackend::attend_paged(const PagedParams& p, const RunContext& context) c
     }
     // One row keeps the order of its list, which does not depend on where its blocks lie.
     if (job.rows > 1) {
-      sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count), hwy::SortAscending());
+      sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count),
+                                                 hwy::SortAscending());
     }
-    job.page_count = group_keys(worker.keys, count, worker.pages,
-                                [&](int64_t page) { return page_offset(p.tensors.cache, 0, page); });
+    job.page_count = group_keys(worker.keys, count, worker.pages, [&](int64_t page) {
+      return page_offset(p.tensors.cache, 0, page);
+    });
     attend_tile(job);
   });
 }

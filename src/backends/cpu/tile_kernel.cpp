@@ -1,5 +1,6 @@
 // Scalable vectors (SVE, RVV) cannot be held in arrays; SSE machines take the portable version.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/tile_kernel.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -63,13 +64,20 @@ HWY_INLINE Vec LoadF8(F32 df, const uint8_t* from) {
   return hn::IfThenElse(is_nan, hn::Set(df, std::numeric_limits<float>::quiet_NaN()), signed_value);
 }
 
-HWY_INLINE Vec LoadElement(F32 df, const uint16_t* from, hwy::SizeTag<1>) { return LoadBf16(df, from); }
-HWY_INLINE Vec LoadElement(F32 df, const uint16_t* from, hwy::SizeTag<2>) { return LoadF16(df, from); }
-HWY_INLINE Vec LoadElement(F32 df, const uint8_t* from, hwy::SizeTag<3>) { return LoadF8(df, from); }
+HWY_INLINE Vec LoadElement(F32 df, const uint16_t* from, hwy::SizeTag<1>) {
+  return LoadBf16(df, from);
+}
+HWY_INLINE Vec LoadElement(F32 df, const uint16_t* from, hwy::SizeTag<2>) {
+  return LoadF16(df, from);
+}
+HWY_INLINE Vec LoadElement(F32 df, const uint8_t* from, hwy::SizeTag<3>) {
+  return LoadF8(df, from);
+}
 
 // Converts eight tokens; true if V of one of the first `visible` holds a NaN or an infinity.
 template <typename T, size_t kKind>
-bool ConvertPageAs(const T* page, int64_t stride_token, int64_t dim, int64_t visible, float* k, float* v) {
+bool ConvertPageAs(const T* page, int64_t stride_token, int64_t dim, int64_t visible, float* k,
+                   float* v) {
   const F32 df;
   const Vec zero = hn::Zero(df);
   Vec finite = zero;  // stays zero only while it meets finite numbers: x * 0 is NaN otherwise
@@ -106,11 +114,12 @@ bool ConvertPage(const TileJob& job, int64_t offset, int64_t visible, float* k, 
 
 // A page of the chunk as one pack sees it.
 struct PackPage {
-  const float* k;      // [8, kTokenStride]
-  const float* v;      // [8, kTokenStride]
-  const float* limit;  // [lanes] visible tokens of each lane's row; null where all lanes see `tokens`
-  int64_t tokens;      // visible to at least one row of the pack
-  bool exact;          // V may be non-finite where a lane must not see it
+  const float* k;  // [8, kTokenStride]
+  const float* v;  // [8, kTokenStride]
+  const float*
+      limit;       // [lanes] visible tokens of each lane's row; null where all lanes see `tokens`
+  int64_t tokens;  // visible to at least one row of the pack
+  bool exact;      // V may be non-finite where a lane must not see it
 };
 
 // Scores of kTokens neighbouring tokens: S[token][lane] = sum_d K[token][d] * Q[d][lane].
@@ -130,7 +139,8 @@ HWY_INLINE void Scores(const float* HWY_RESTRICT query, size_t width, int64_t di
     for (int64_t d = block; d < block + kDotBlock; ++d) {
       Vec q[kVectors];
       HWY_UNROLL(2)
-      for (int j = 0; j < kVectors; ++j) q[j] = hn::Load(df, query + static_cast<size_t>(d) * width + j * kLanes);
+      for (int j = 0; j < kVectors; ++j)
+        q[j] = hn::Load(df, query + static_cast<size_t>(d) * width + j * kLanes);
       HWY_UNROLL(16)
       for (int t = 0; t < kTokens; ++t) {
         const Vec key = hn::Set(df, k[t * kTokenStride + d]);
@@ -160,7 +170,8 @@ class Prefetcher {
     if (page_ >= end_) return;
     const char* row = static_cast<const char*>(job_.cache) +
                       (job_.pages[page_].offset + token_ * job_.stride_token) * element_bytes_;
-    for (int64_t at = 0; at < 2 * job_.dim * element_bytes_; at += 64) __builtin_prefetch(row + at, 0, 2);
+    for (int64_t at = 0; at < 2 * job_.dim * element_bytes_; at += 64)
+      __builtin_prefetch(row + at, 0, 2);
     if (++token_ == kPageTokens) {
       token_ = 0;
       ++page_;
@@ -176,15 +187,16 @@ class Prefetcher {
 };
 
 // Scores of all pages of the pack, [pages * 8, width].
-void AllScores(const float* query, size_t vectors, int64_t dim, const PackPage* pages, int64_t count,
-               float* scores, Prefetcher& prefetcher) {
+void AllScores(const float* query, size_t vectors, int64_t dim, const PackPage* pages,
+               int64_t count, float* scores, Prefetcher& prefetcher) {
   const size_t width = vectors * kLanes;
   const auto run = [&](auto tokens, auto step, size_t j) {
     for (int64_t p = 0; p < count; ++p) {
       for (int64_t t = 0; t < 4; ++t) prefetcher.Step();
       for (int64_t t = 0; t < kPageTokens; t += tokens()) {
-        Scores<tokens(), step()>(query + j * kLanes, width, dim, pages[p].k + t * kTokenStride,
-                                 scores + static_cast<size_t>(p * kPageTokens + t) * width + j * kLanes);
+        Scores<tokens(), step()>(
+            query + j * kLanes, width, dim, pages[p].k + t * kTokenStride,
+            scores + static_cast<size_t>(p * kPageTokens + t) * width + j * kLanes);
       }
     }
   };
@@ -254,7 +266,8 @@ HWY_INLINE void WeightedSum(const PackPage* pages, int64_t count, const float* H
   for (int i = 0; i < kDims; ++i) {
     HWY_UNROLL(2)
     for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = hn::Mul(hn::Load(df, sums + i * width + j * kLanes), hn::Load(df, correction + j * kLanes));
+      sum[i][j] = hn::Mul(hn::Load(df, sums + i * width + j * kLanes),
+                          hn::Load(df, correction + j * kLanes));
     }
   }
   for (int64_t p = 0; p < count; ++p) {
@@ -267,7 +280,8 @@ HWY_INLINE void WeightedSum(const PackPage* pages, int64_t count, const float* H
           const auto sees = Visible(pages[p], t, first_vector + static_cast<size_t>(j));
           const Vec weight = hn::Load(df, w + j * kLanes);
           for (int i = 0; i < kDims; ++i) {
-            sum[i][j] = hn::IfThenElse(sees, hn::MulAdd(hn::Set(df, v[i]), weight, sum[i][j]), sum[i][j]);
+            sum[i][j] =
+                hn::IfThenElse(sees, hn::MulAdd(hn::Set(df, v[i]), weight, sum[i][j]), sum[i][j]);
           }
         }
       }
@@ -324,12 +338,15 @@ void LoadQuery(const TileJob& job, int64_t first_row, int64_t rows, size_t width
   std::fill_n(query, static_cast<size_t>(job.dim) * width, 0.0f);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t h = 0; h < job.heads; ++h) {
-      const int64_t from = job.row_ids[first_row + r] * job.stride_query_row + h * job.stride_query_head;
+      const int64_t from =
+          job.row_ids[first_row + r] * job.stride_query_row + h * job.stride_query_head;
       float* lane = query + r * job.heads + h;
       const auto* bits = static_cast<const uint16_t*>(job.query) + from;
       for (int64_t d = 0; d < job.dim; ++d) {
-        const float value = job.query_dtype == DType::bf16 ? bf16_to_f32(bits[d]) : f16_to_f32(bits[d]);
-        lane[static_cast<size_t>(d) * width] = static_cast<float>(static_cast<double>(value) * job.scale);
+        const float value =
+            job.query_dtype == DType::bf16 ? bf16_to_f32(bits[d]) : f16_to_f32(bits[d]);
+        lane[static_cast<size_t>(d) * width] =
+            static_cast<float>(static_cast<double>(value) * job.scale);
       }
     }
   }
@@ -344,20 +361,25 @@ void StoreRows(const TileJob& job, int64_t first_row, int64_t rows, size_t width
     for (int64_t h = 0; h < job.heads; ++h) {
       const int64_t lane = r * job.heads + h;
       const bool empty = !seen[first_row + r];
-      const auto factor = static_cast<float>(empty ? 0.0 : job.v_scale / static_cast<double>(normaliser[lane]));
+      const auto factor =
+          static_cast<float>(empty ? 0.0 : job.v_scale / static_cast<double>(normaliser[lane]));
       const int64_t to = row * job.stride_output_row + h * job.stride_output_head;
       const float* sum = sums + lane;
       if (job.output_dtype == DType::bf16) {
         uint16_t* out = static_cast<uint16_t*>(job.output) + to;
-        for (int64_t d = 0; d < job.dim; ++d) out[d] = f32_to_bf16(sum[static_cast<size_t>(d) * width] * factor);
+        for (int64_t d = 0; d < job.dim; ++d)
+          out[d] = f32_to_bf16(sum[static_cast<size_t>(d) * width] * factor);
       } else {
         for (int64_t d = 0; d < job.dim; ++d) {
-          store_f32(job.output, job.output_dtype, to + d, sum[static_cast<size_t>(d) * width] * factor);
+          store_f32(job.output, job.output_dtype, to + d,
+                    sum[static_cast<size_t>(d) * width] * factor);
         }
       }
       if (job.lse != nullptr) {
         job.lse[row * job.stride_lse_row + h * job.stride_lse_head] =
-            empty ? -kInfinity : normaliser[lane] == 0.0f ? NAN : largest[lane] + std::log(normaliser[lane]);
+            empty                      ? -kInfinity
+            : normaliser[lane] == 0.0f ? NAN
+                                       : largest[lane] + std::log(normaliser[lane]);
       }
     }
   }
@@ -398,7 +420,8 @@ int64_t PagesOfPack(const TileJob& job, int64_t chunk_pages, int64_t first_row, 
     // Several rows share the pack and see different parts of the page. Such a pack is one vector.
     float* limit = limits + p * static_cast<int64_t>(kLanes);
     std::fill_n(limit, kLanes, 0.0f);
-    for (int64_t r = 0; r < rows; ++r) std::fill_n(limit + r * job.heads, job.heads, static_cast<float>(visible[r]));
+    for (int64_t r = 0; r < rows; ++r)
+      std::fill_n(limit + r * job.heads, job.heads, static_cast<float>(visible[r]));
     page.limit = limit;
     page.exact = nonfinite[p];
   }
@@ -414,7 +437,8 @@ void AttendTile(const TileJob& job) {
   const int64_t packs = (job.rows + pack.rows - 1) / pack.rows;
   const auto rows_of = [&](int64_t i) { return std::min(pack.rows, job.rows - i * pack.rows); };
   for (int64_t i = 0; i < packs; ++i) {
-    LoadQuery(job, i * pack.rows, rows_of(i), width, s.query + static_cast<size_t>(i) * pack_elements);
+    LoadQuery(job, i * pack.rows, rows_of(i), width,
+              s.query + static_cast<size_t>(i) * pack_elements);
   }
   std::fill_n(s.sums, static_cast<size_t>(packs) * pack_elements, 0.0f);
   std::fill_n(s.largest, static_cast<size_t>(packs) * width, -kInfinity);
@@ -429,31 +453,43 @@ void AttendTile(const TileJob& job) {
     LoadChunk(job, begin, end, nonfinite, seen);
     Prefetcher prefetcher(job, end, std::min(job.page_count, end + kChunkPages));
     for (int64_t i = 0; i < packs; ++i) {
-      const int64_t count = PagesOfPack(job, end - begin, i * pack.rows, rows_of(i), nonfinite, limits, pages);
+      const int64_t count =
+          PagesOfPack(job, end - begin, i * pack.rows, rows_of(i), nonfinite, limits, pages);
       if (count == 0) continue;
       const size_t at = static_cast<size_t>(i);
       AllScores(s.query + at * pack_elements, vectors, job.dim, pages, count, s.scores, prefetcher);
-      Softmax(pages, count, vectors, s.scores, s.largest + at * width, s.normaliser + at * width, s.correction);
-      AllWeightedSums(pages, count, s.scores, vectors, job.dim, s.correction, s.sums + at * pack_elements,
-                      prefetcher);
+      Softmax(pages, count, vectors, s.scores, s.largest + at * width, s.normaliser + at * width,
+              s.correction);
+      AllWeightedSums(pages, count, s.scores, vectors, job.dim, s.correction,
+                      s.sums + at * pack_elements, prefetcher);
     }
   }
   for (int64_t i = 0; i < packs; ++i) {
     const size_t at = static_cast<size_t>(i);
-    StoreRows(job, i * pack.rows, rows_of(i), width, seen, s.sums + at * pack_elements, s.largest + at * width,
-              s.normaliser + at * width);
+    StoreRows(job, i * pack.rows, rows_of(i), width, seen, s.sums + at * pack_elements,
+              s.largest + at * width, s.normaliser + at * width);
   }
 }
 
-int64_t Lanes() { return static_cast<int64_t>(kLanes); }
-const char* Target() { return hwy::TargetName(HWY_TARGET); }
+int64_t Lanes() {
+  return static_cast<int64_t>(kLanes);
+}
+const char* Target() {
+  return hwy::TargetName(HWY_TARGET);
+}
 
 }  // namespace
 
 // Highway's tables need names outside the anonymous namespace.
-void AttendTileOfTarget(const TileJob& job) { AttendTile(job); }
-int64_t LanesOfTarget() { return Lanes(); }
-const char* NameOfTarget() { return Target(); }
+void AttendTileOfTarget(const TileJob& job) {
+  AttendTile(job);
+}
+int64_t LanesOfTarget() {
+  return Lanes();
+}
+const char* NameOfTarget() {
+  return Target();
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace octopage
@@ -467,9 +503,15 @@ HWY_EXPORT(AttendTileOfTarget);
 HWY_EXPORT(LanesOfTarget);
 HWY_EXPORT(NameOfTarget);
 
-int64_t tile_lanes() { return HWY_DYNAMIC_DISPATCH(LanesOfTarget)(); }
-const char* tile_target() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }
-void attend_tile(const TileJob& job) { HWY_DYNAMIC_DISPATCH(AttendTileOfTarget)(job); }
+int64_t tile_lanes() {
+  return HWY_DYNAMIC_DISPATCH(LanesOfTarget)();
+}
+const char* tile_target() {
+  return HWY_DYNAMIC_DISPATCH(NameOfTarget)();
+}
+void attend_tile(const TileJob& job) {
+  HWY_DYNAMIC_DISPATCH(AttendTileOfTarget)(job);
+}
 
 }  // namespace octopage
 

@@ -30,7 +30,8 @@ inline constexpr int64_t kTokenStride = 256 + 16;
 /// One row's claim on a page: id in the high bits, so that sorted keys group by page.
 struct PageKey {
   static constexpr uint64_t make(uint64_t id, int64_t row_in_tile, int64_t visible_tokens) {
-    return id << 16 | static_cast<uint64_t>(row_in_tile) << 8 | static_cast<uint64_t>(visible_tokens);
+    return id << 16 | static_cast<uint64_t>(row_in_tile) << 8 |
+           static_cast<uint64_t>(visible_tokens);
   }
   static constexpr uint64_t id(uint64_t key) { return key >> 16; }
   static constexpr int64_t row(uint64_t key) { return static_cast<int64_t>(key >> 8 & 0xff); }
@@ -39,8 +40,8 @@ struct PageKey {
 
 /// A page that at least one row of the tile selected.
 struct TilePage {
-  int64_t offset;       ///< elements from the cache's data to token 0
-  int64_t first_key;    ///< its keys are keys[first_key .. end_key)
+  int64_t offset;     ///< elements from the cache's data to token 0
+  int64_t first_key;  ///< its keys are keys[first_key .. end_key)
   int64_t end_key;
 };
 

@@ -24,7 +24,8 @@ cuda::PagedKernelKey key_of(const Problem& problem) {
 }
 
 /// The part of the parameters that both paths share.
-cuda::PagedAttentionParams make_params(const Problem& problem, const AttentionTensors& t, int32_t* status) {
+cuda::PagedAttentionParams make_params(const Problem& problem, const AttentionTensors& t,
+                                       int32_t* status) {
   constexpr int64_t kHeadsOfTile = 16;
   cuda::PagedAttentionParams p = {};
   p.query = t.query;
@@ -74,7 +75,8 @@ class CudaSm80Backend final : public Backend {
   Support supports(const Problem& problem) const override {
     constexpr const char* kName = "cuda-sm80";
     if (problem.device.type != DeviceType::cuda) {
-      return {false, fmt::format("{}: runs on cuda tensors; these are on {}", kName, name(problem.device))};
+      return {false, fmt::format("{}: runs on cuda tensors; these are on {}", kName,
+                                 name(problem.device))};
     }
     const Support shape = supports_shape(kName, problem);
     if (!shape) return shape;
@@ -84,9 +86,9 @@ class CudaSm80Backend final : public Backend {
                                  name(problem.device), limits.compute_major, limits.compute_minor)};
     }
     if (cuda::paged_warps(key_of(problem), limits.shared_bytes_optin) == 0) {
-      return {false, fmt::format("{}: needs {} bytes of shared memory for this shape, {} offers {}", kName,
-                                 cuda::paged_shared_bytes(key_of(problem), 1), name(problem.device),
-                                 limits.shared_bytes_optin)};
+      return {false, fmt::format("{}: needs {} bytes of shared memory for this shape, {} offers {}",
+                                 kName, cuda::paged_shared_bytes(key_of(problem), 1),
+                                 name(problem.device), limits.shared_bytes_optin)};
     }
     return {true, ""};
   }
@@ -120,23 +122,25 @@ class CudaSm80Backend final : public Backend {
   }
 
  private:
-  static void launch(const Problem& problem, const KvCacheView& cache, const cuda::PagedAttentionParams& params,
-                     const RunContext& context) {
+  static void launch(const Problem& problem, const KvCacheView& cache,
+                     const cuda::PagedAttentionParams& params, const RunContext& context) {
     if (kv_page_count(cache) > std::numeric_limits<int32_t>::max()) {
-      fail(ErrorCode::unsupported, "kv_cache: {} pages are more than 2^31 - 1", kv_page_count(cache));
+      fail(ErrorCode::unsupported, "kv_cache: {} pages are more than 2^31 - 1",
+           kv_page_count(cache));
     }
     const cuda::DeviceGuard guard(problem.device.index);
     const cuda::PagedKernelKey key = key_of(problem);
-    const int32_t warps = cuda::paged_warps(key, cuda::device_limits(problem.device.index).shared_bytes_optin);
-    cuda::launch_paged_attention(key, params, problem.rows * problem.groups * params.head_tiles, warps,
-                                 context.stream);
+    const int32_t warps =
+        cuda::paged_warps(key, cuda::device_limits(problem.device.index).shared_bytes_optin);
+    cuda::launch_paged_attention(key, params, problem.rows * problem.groups * params.head_tiles,
+                                 warps, context.stream);
   }
 };
 
 class CudaPlanStorage final : public PlanStorage {
  public:
-  void plan(std::span<const int64_t> positions, int64_t region_count, int64_t entries, size_t query_bytes,
-            const PageContext& context) override {
+  void plan(std::span<const int64_t> positions, int64_t region_count, int64_t entries,
+            size_t query_bytes, const PageContext& context) override {
     const cuda::DeviceGuard guard(context.device.index);
     const auto stream = static_cast<cudaStream_t>(context.stream);
     cuda::refuse_capture(stream, "plan");
@@ -149,14 +153,16 @@ class CudaPlanStorage final : public PlanStorage {
     // From here on only the device itself can fail.
     std::copy(positions.begin(), positions.end(), reinterpret_cast<int64_t*>(host + at.positions));
     auto* indptr = reinterpret_cast<int32_t*>(host + at.indptr);
-    write_compact_metadata(positions, region_count, indptr, reinterpret_cast<int32_t*>(host + at.last_page_len));
+    write_compact_metadata(positions, region_count, indptr,
+                           reinterpret_cast<int32_t*>(host + at.last_page_len));
     std::copy_n(indptr, rows + 1, reinterpret_cast<int32_t*>(host + at.planned_indptr));
     // A smaller plan keeps the offsets of the largest, so that addresses hold.
     if (record_.commit()) capacity_rows_ = rows;
     query_.commit();
     if (pages_.commit()) {
       // Rows never filled select nothing.
-      cuda::check(cudaMemsetAsync(pages_.data(), 0xff, static_cast<size_t>(entries) * sizeof(int32_t), stream),
+      cuda::check(cudaMemsetAsync(pages_.data(), 0xff,
+                                  static_cast<size_t>(entries) * sizeof(int32_t), stream),
                   "cudaMemsetAsync");
     }
     upload(at, host, stream);
@@ -164,7 +170,8 @@ class CudaPlanStorage final : public PlanStorage {
     owns_query_ = query_bytes > 0;
   }
 
-  void fixup(const TensorView& positions, int64_t region_count, const PageContext& context) override {
+  void fixup(const TensorView& positions, int64_t region_count,
+             const PageContext& context) override {
     const cuda::DeviceGuard guard(context.device.index);
     const Offsets at(capacity_rows_);
     cuda::launch_fixup({.positions = positions.data,
@@ -203,7 +210,8 @@ class CudaPlanStorage final : public PlanStorage {
 
   template <typename T>
   T* piece(size_t offset) const {
-    return record_.data() == nullptr ? nullptr : reinterpret_cast<T*>(record_.as<std::byte>() + offset);
+    return record_.data() == nullptr ? nullptr
+                                     : reinterpret_cast<T*>(record_.as<std::byte>() + offset);
   }
 
   // NOTE: the pieces lie at the offsets of the capacity on the device; a plan of fewer rows copies
@@ -244,29 +252,34 @@ class CudaPageDevice final : public PageDevice {
   void stage(const StageParams& params, const PageContext& context) const override {
     const cuda::DeviceGuard guard(context.device.index);
     if (params.cache.dim % 4 != 0) {
-      fail(ErrorCode::unsupported, "kv_cache.shape[3] = {}: must be a multiple of 8 on a GPU", 2 * params.cache.dim);
+      fail(ErrorCode::unsupported, "kv_cache.shape[3] = {}: must be a multiple of 8 on a GPU",
+           2 * params.cache.dim);
     }
     if (2 * params.cache.dim * params.cache.block_size > std::numeric_limits<int32_t>::max()) {
-      fail(ErrorCode::unsupported, "kv_cache: a block of {} x {} elements is too large to stage on a GPU",
+      fail(ErrorCode::unsupported,
+           "kv_cache: a block of {} x {} elements is too large to stage on a GPU",
            params.cache.block_size, 2 * params.cache.dim);
     }
     cuda::launch_stage(params, context.status, context.stream);
   }
-  void write_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths, int64_t block_size,
-                          int32_t* staged_blocks, int32_t* staged_table, int64_t staged_stride_request,
-                          int64_t staged_stride_block, const PageContext& context) const override {
+  void write_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths,
+                          int64_t block_size, int32_t* staged_blocks, int32_t* staged_table,
+                          int64_t staged_stride_request, int64_t staged_stride_block,
+                          const PageContext& context) const override {
     const cuda::DeviceGuard guard(context.device.index);
-    cuda::launch_staging_plan(table, lengths, block_size, staged_blocks, staged_table, staged_stride_request,
-                              staged_stride_block, context.stream);
+    cuda::launch_staging_plan(table, lengths, block_size, staged_blocks, staged_table,
+                              staged_stride_request, staged_stride_block, context.stream);
   }
   std::unique_ptr<PlanStorage> make_plan_storage(Device) const override {
     return std::make_unique<CudaPlanStorage>();
   }
-  void download(const void* from, size_t bytes, void* to, const PageContext& context) const override {
+  void download(const void* from, size_t bytes, void* to,
+                const PageContext& context) const override {
     const cuda::DeviceGuard guard(context.device.index);
     const auto stream = static_cast<cudaStream_t>(context.stream);
     cuda::refuse_capture(stream, "a strict call");
-    cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream),
+                "cudaMemcpyAsync");
     cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
 };

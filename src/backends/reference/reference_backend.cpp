@@ -16,7 +16,8 @@ struct VisiblePage {
   int64_t tokens;  ///< the first `tokens` of its eight are visible
 };
 
-/// One row and head: s_t = scale * q . K[t];  out = sum_t softmax(s)_t V[t];  lse = log sum_t exp(s_t).
+/// One row and head: s_t = scale * q . K[t];  out = sum_t softmax(s)_t V[t];  lse = log sum_t
+/// exp(s_t).
 void attend_head(const Problem& problem, const AttentionTensors& t, int64_t row, int64_t head,
                  const std::vector<VisiblePage>& pages) {
   const int64_t dim = problem.dim;
@@ -53,16 +54,18 @@ void attend_head(const Problem& problem, const AttentionTensors& t, int64_t row,
   for (int64_t d = 0; d < dim; ++d) {
     const double value = empty ? 0 : output[static_cast<size_t>(d)] / sum * t.v_scale;
     store_f32(t.output, problem.output_dtype,
-              row * t.stride_output_row + head * t.stride_output_head + d, static_cast<float>(value));
+              row * t.stride_output_row + head * t.stride_output_head + d,
+              static_cast<float>(value));
   }
   if (t.lse != nullptr) {
     t.lse[row * t.stride_lse_row + head * t.stride_lse_head] =
-        empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(largest + std::log(sum));
+        empty ? -std::numeric_limits<float>::infinity()
+              : static_cast<float>(largest + std::log(sum));
   }
 }
 
-void attend_group(const Problem& problem, const AttentionTensors& tensors, int64_t row, int64_t group,
-                  const std::vector<VisiblePage>& pages) {
+void attend_group(const Problem& problem, const AttentionTensors& tensors, int64_t row,
+                  int64_t group, const std::vector<VisiblePage>& pages) {
   for (int64_t h = 0; h < problem.heads_per_group; ++h) {
     attend_head(problem, tensors, row, group * problem.heads_per_group + h, pages);
   }
@@ -71,10 +74,15 @@ void attend_group(const Problem& problem, const AttentionTensors& tensors, int64
 class ReferenceBackend final : public Backend {
  public:
   BackendInfo info() const override {
-    return {.name = "reference", .description = "scalar float64, the definition", .priority = 0,
-            .available = true, .reason = ""};
+    return {.name = "reference",
+            .description = "scalar float64, the definition",
+            .priority = 0,
+            .available = true,
+            .reason = ""};
   }
-  Support supports(const Problem& problem) const override { return supports_on_cpu("reference", problem); }
+  Support supports(const Problem& problem) const override {
+    return supports_on_cpu("reference", problem);
+  }
   size_t workspace_bytes(const Problem&, int32_t) const override { return 0; }
 
   void attend_direct(const DirectParams& p, const RunContext& context) const override {
@@ -82,7 +90,8 @@ class ReferenceBackend final : public Backend {
       const int64_t position = p.rows.position(row);
       const int64_t own = region_of_position(position);
       for (int64_t group = 0; group < p.problem.groups; ++group) {
-        const int32_t* regions = p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
+        const int32_t* regions =
+            p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
         std::vector<VisiblePage> pages;
         for (int64_t i = 0; i < selection_count(position, p.problem.region_count); ++i) {
           const int64_t region = regions[i * p.stride_regions_entry];
@@ -104,7 +113,8 @@ class ReferenceBackend final : public Backend {
       for (int64_t i = p.indptr[row]; i < p.indptr[row + 1]; ++i) {
         if (p.pages[i] < 0 || p.pages[i] >= p.page_count) continue;
         const bool last = i + 1 == p.indptr[row + 1];
-        pages.push_back({page_offset(p.tensors.cache, 0, p.pages[i]), last ? p.last_page_len[row] : kPageTokens});
+        pages.push_back({page_offset(p.tensors.cache, 0, p.pages[i]),
+                         last ? p.last_page_len[row] : kPageTokens});
       }
       attend_group(p.problem, p.tensors, row, 0, pages);
     });

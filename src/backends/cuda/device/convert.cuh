@@ -32,7 +32,9 @@ __device__ __forceinline__ uint32_t pack(__half, float low, float high) {
 __device__ __forceinline__ float2 unpack(__nv_bfloat16, uint32_t pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
-__device__ __forceinline__ float2 unpack(__half, uint32_t pair) { return __half22float2(bits_as<__half2>(pair)); }
+__device__ __forceinline__ float2 unpack(__half, uint32_t pair) {
+  return __half22float2(bits_as<__half2>(pair));
+}
 
 /// Two e4m3 codes as a packed pair; exact, and NaN stays NaN.
 __device__ __forceinline__ uint32_t pair_from_f8(__half, uint16_t codes) {

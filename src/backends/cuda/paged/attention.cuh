@@ -1,9 +1,9 @@
 #ifndef OCTOPAGE_BACKENDS_CUDA_PAGED_ATTENTION_CUH_
 #define OCTOPAGE_BACKENDS_CUDA_PAGED_ATTENTION_CUH_
 
-// The portable attention kernel: row by row, mma.sync and cp.async, sm_80 and newer. Layouts and the
-// division of work are drawn in traits.cuh. Every row is exact on its own: tokens that it does not
-// see are never multiplied, whatever they hold.
+// The portable attention kernel: row by row, mma.sync and cp.async, sm_80 and newer. Layouts and
+// the division of work are drawn in traits.cuh. Every row is exact on its own: tokens that it does
+// not see are never multiplied, whatever they hold.
 
 #include <cstdint>
 
@@ -26,15 +26,16 @@ struct Entry {
 
 /// The selection of one row and group.
 struct RowSelection {
-  int64_t first;     // planned: index of the first entry in the page list
-  int64_t count;     // entries
-  int64_t position;  // direct
-  int64_t owner;     // direct
+  int64_t first;           // planned: index of the first entry in the page list
+  int64_t count;           // entries
+  int64_t position;        // direct
+  int64_t owner;           // direct
   const int32_t* regions;  // direct
   int32_t last_tokens;     // planned: tokens of the last entry
 };
 
-__device__ __forceinline__ RowSelection select_row(const PageSource& source, int64_t row, int64_t group) {
+__device__ __forceinline__ RowSelection select_row(const PageSource& source, int64_t row,
+                                                   int64_t group) {
   RowSelection selection = {};
   if (source.pages != nullptr) {
     selection.first = source.indptr[row];
@@ -47,13 +48,14 @@ __device__ __forceinline__ RowSelection select_row(const PageSource& source, int
                                              : static_cast<const int32_t*>(source.positions)[at];
   selection.count = selection_count(selection.position, source.region_count);
   selection.owner = source.owners[row * source.stride_owners];
-  selection.regions = source.regions + row * source.stride_regions_row + group * source.stride_regions_group;
+  selection.regions =
+      source.regions + row * source.stride_regions_row + group * source.stride_regions_group;
   return selection;
 }
 
 /// Entry `index` of the selection, checked; the fault's bit goes to `faults`.
-__device__ __forceinline__ Entry resolve(const PageSource& source, const RowSelection& selection, int64_t index,
-                                         int32_t& faults) {
+__device__ __forceinline__ Entry resolve(const PageSource& source, const RowSelection& selection,
+                                         int64_t index, int32_t& faults) {
   if (index >= selection.count) return {-1, 0};
   if (source.pages != nullptr) {
     const int32_t page = source.pages[selection.first + index];
@@ -62,7 +64,8 @@ __device__ __forceinline__ Entry resolve(const PageSource& source, const RowSele
   }
   const int32_t region = selection.regions[index * source.stride_regions_entry];
   const int64_t own = region_of_position(selection.position);
-  const PageLookup page = page_of_region(source.table, source.geometry, selection.owner, region, own);
+  const PageLookup page =
+      page_of_region(source.table, source.geometry, selection.owner, region, own);
   faults |= page.fault;
   if (page.fault != 0) return {-1, 0};
   return {static_cast<int32_t>(page.page),
@@ -73,10 +76,10 @@ __device__ __forceinline__ Entry resolve(const PageSource& source, const RowSele
 template <typename Traits>
 struct CopyLane {
   static constexpr int kTokensAtOnce = 32 / Traits::kLanesOfToken;
-  int token;            // in 0 .. kTokensAtOnce-1
-  int64_t from;         // bytes from the page to the lane's first 16 bytes
-  uint32_t key_to;      // bytes from the stage to where they go, for K
-  uint32_t value_to;    // and for V
+  int token;          // in 0 .. kTokensAtOnce-1
+  int64_t from;       // bytes from the page to the lane's first 16 bytes
+  uint32_t key_to;    // bytes from the stage to where they go, for K
+  uint32_t value_to;  // and for V
 
   __device__ __forceinline__ CopyLane(const PagedAttentionParams& p, int lane) {
     token = lane / Traits::kLanesOfToken;
@@ -89,8 +92,9 @@ struct CopyLane {
 
 /// Starts the copy of two pages into a stage. Tokens that the row does not see become zeros.
 template <typename Traits>
-__device__ __forceinline__ void copy_stage(const PagedAttentionParams& p, const char* cache, uint32_t stage,
-                                           const Entry (&entries)[2], const CopyLane<Traits>& lane) {
+__device__ __forceinline__ void copy_stage(const PagedAttentionParams& p, const char* cache,
+                                           uint32_t stage, const Entry (&entries)[2],
+                                           const CopyLane<Traits>& lane) {
   constexpr int kTokensAtOnce = CopyLane<Traits>::kTokensAtOnce;
   constexpr int kRowBytes = Traits::kLanesOfToken * 16;  // of one token at a time
 #pragma unroll
@@ -103,7 +107,8 @@ __device__ __forceinline__ void copy_stage(const PagedAttentionParams& p, const 
       const int token = page * 8 + first;
 #pragma unroll
       for (int i = 0; i < Traits::kCopiesOfLane; ++i) {
-        ptx::cp_async_16(stage + lane.key_to + token * Traits::kKeyRowBytes + i * kRowBytes, from + i * kRowBytes, bytes);
+        ptx::cp_async_16(stage + lane.key_to + token * Traits::kKeyRowBytes + i * kRowBytes,
+                         from + i * kRowBytes, bytes);
       }
 #pragma unroll
       for (int i = 0; i < Traits::kCopiesOfLane; ++i) {
@@ -137,8 +142,9 @@ __device__ __forceinline__ void load_eight(const char* shared, uint32_t (&pairs)
 /// This lane's query elements of heads g and g+8 as stored: dims 32i + 8c .. +7 in words[half][i].
 /// Zeros for heads that do not exist. All loads are issued before the first is used.
 template <typename Traits>
-__device__ __forceinline__ void load_query(const PagedAttentionParams& p, int64_t row, int first_head, int heads,
-                                           int lane, uint4 (&words)[2][Traits::kDim / 32]) {
+__device__ __forceinline__ void load_query(const PagedAttentionParams& p, int64_t row,
+                                           int first_head, int heads, int lane,
+                                           uint4 (&words)[2][Traits::kDim / 32]) {
   const int g = lane / 4, c = lane % 4;
   const auto* query = static_cast<const uint16_t*>(p.query) + row * p.stride_query_row + 8 * c;
 #pragma unroll
@@ -150,7 +156,8 @@ __device__ __forceinline__ void load_query(const PagedAttentionParams& p, int64_
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int head = g + 8 * half;
-      const auto* from = reinterpret_cast<const uint4*>(query + (first_head + head) * p.stride_query_head);
+      const auto* from =
+          reinterpret_cast<const uint4*>(query + (first_head + head) * p.stride_query_head);
       if (head < heads) {
 #pragma unroll
         for (int i = 0; i < Traits::kDim / 32; ++i) words[half][i] = from[4 * i];
@@ -167,7 +174,8 @@ __device__ __forceinline__ void load_query(const PagedAttentionParams& p, int64_
       for (int i = 0; i < Traits::kDim / 32; ++i) {
         uint32_t pairs[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) pairs[e] = from[32 * i + 2 * e] | uint32_t{from[32 * i + 2 * e + 1]} << 16;
+        for (int e = 0; e < 4; ++e)
+          pairs[e] = from[32 * i + 2 * e] | uint32_t{from[32 * i + 2 * e + 1]} << 16;
         words[half][i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
       }
     }
@@ -180,8 +188,8 @@ struct QueryFragments {
   uint32_t parts[Traits::kQueryParts][Traits::kQuerySteps][4];
   float unscale[2] = {1.0f, 1.0f};
 
-  __device__ __forceinline__ void load(const PagedAttentionParams& p, int64_t row, int first_head, int heads,
-                                       int lane) {
+  __device__ __forceinline__ void load(const PagedAttentionParams& p, int64_t row, int first_head,
+                                       int heads, int lane) {
     const typename Traits::Query query_tag = {};
     const typename Traits::Compute tag = {};
     uint4 words[2][Traits::kDim / 32];
@@ -193,7 +201,8 @@ struct QueryFragments {
         float largest = 0.0f;
 #pragma unroll
         for (int i = 0; i < Traits::kDim / 32; ++i) {
-          const uint32_t pairs[4] = {words[half][i].x, words[half][i].y, words[half][i].z, words[half][i].w};
+          const uint32_t pairs[4] = {words[half][i].x, words[half][i].y, words[half][i].z,
+                                     words[half][i].w};
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float2 pair = device::unpack(query_tag, pairs[e]);
@@ -202,7 +211,8 @@ struct QueryFragments {
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        // The power of two below `largest`, so that |Q| < 2; zeros, infinities and subnormals as they are.
+        // The power of two below `largest`, so that |Q| < 2; zeros, infinities and subnormals as
+        // they are.
         const uint32_t exponent = __float_as_uint(largest) & 0x7f800000u;
         if (exponent >= 0x00800000u && exponent < 0x7f000000u) {
           scale = __uint_as_float(0x7f000000u - exponent);
@@ -211,7 +221,8 @@ struct QueryFragments {
       }
 #pragma unroll
       for (int i = 0; i < Traits::kDim / 32; ++i) {
-        const uint32_t pairs[4] = {words[half][i].x, words[half][i].y, words[half][i].z, words[half][i].w};
+        const uint32_t pairs[4] = {words[half][i].x, words[half][i].y, words[half][i].z,
+                                   words[half][i].w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // Pairs 0 | 1 | 2 | 3 are k 2c | k 2c+8 of step 2i, k 2c | k 2c+8 of step 2i+1.
@@ -223,7 +234,8 @@ struct QueryFragments {
             part = device::pack(tag, pair.x * scale, pair.y * scale);
             if constexpr (Traits::kQueryParts == 2) {
               const float2 high = device::unpack(tag, part);
-              parts[1][2 * i + e / 2][e % 2 * 2 + half] = device::pack(tag, pair.x - high.x, pair.y - high.y);
+              parts[1][2 * i + e / 2][e % 2 * 2 + half] =
+                  device::pack(tag, pair.x - high.x, pair.y - high.y);
             }
           }
         }
@@ -238,7 +250,8 @@ struct QueryFragments {
 #pragma unroll
       for (int step = 0; step < Traits::kQuerySteps; ++step) {
         const auto& a = parts[part][step];
-        shared[(part * Traits::kQuerySteps + step) * 32 + lane] = make_uint4(a[0], a[1], a[2], a[3]);
+        shared[(part * Traits::kQuerySteps + step) * 32 + lane] =
+            make_uint4(a[0], a[1], a[2], a[3]);
       }
     }
   }
@@ -256,10 +269,12 @@ struct WarpState {
 /// S = Q K^T of one stage: [16, D] x [16, D]^T -> [16, 16], page j in scores[j].
 template <typename Traits>
 __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragments<Traits>& query,
-                                             const uint4* shared_query, int lane, float (&scores)[2][4]) {
+                                             const uint4* shared_query, int lane,
+                                             float (&scores)[2][4]) {
   const typename Traits::Compute tag = {};
   const int g = lane / 4, c = lane % 4;
-  const char* keys = stage + Traits::token_of(g) * Traits::kKeyRowBytes + 8 * c * Traits::kElementBytes;
+  const char* keys =
+      stage + Traits::token_of(g) * Traits::kKeyRowBytes + 8 * c * Traits::kElementBytes;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -270,7 +285,8 @@ __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragm
     uint32_t k[2][4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      load_eight<Traits>(keys + j * 8 * Traits::kKeyRowBytes + i * 32 * Traits::kElementBytes, k[j]);
+      load_eight<Traits>(keys + j * 8 * Traits::kKeyRowBytes + i * 32 * Traits::kElementBytes,
+                         k[j]);
     }
 #pragma unroll
     for (int part = 0; part < Traits::kQueryParts; ++part) {
@@ -285,7 +301,8 @@ __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragm
           for (int e = 0; e < 4; ++e) a[e] = query.parts[part][2 * i + s][e];
         }
 #pragma unroll
-        for (int j = 0; j < 2; ++j) ptx::mma_m16n8k16(tag, scores[j], a, k[j][2 * s], k[j][2 * s + 1]);
+        for (int j = 0; j < 2; ++j)
+          ptx::mma_m16n8k16(tag, scores[j], a, k[j][2 * s], k[j][2 * s + 1]);
       }
     }
   }
@@ -293,7 +310,8 @@ __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragm
 
 /// Online softmax of one stage: scores become probabilities, packed as the A fragment of P V.
 template <typename Traits>
-__device__ __forceinline__ void stage_softmax(const Entry (&entries)[2], const float (&scale_log2)[2], int lane,
+__device__ __forceinline__ void stage_softmax(const Entry (&entries)[2],
+                                              const float (&scale_log2)[2], int lane,
                                               float (&scores)[2][4], WarpState<Traits>& state,
                                               uint32_t (&probabilities)[4]) {
   const typename Traits::Compute tag = {};
@@ -336,7 +354,8 @@ __device__ __forceinline__ void stage_softmax(const Entry (&entries)[2], const f
     const float shift = largest[half] == -INFINITY ? 0.0f : largest[half];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float low = exp2f(scores[j][2 * half] - shift), high = exp2f(scores[j][2 * half + 1] - shift);
+      const float low = exp2f(scores[j][2 * half] - shift),
+                  high = exp2f(scores[j][2 * half + 1] - shift);
       const uint32_t pair = device::pack(tag, low, high);
       const float2 rounded = device::unpack(tag, pair);
       state.normaliser[half] += rounded.x + rounded.y;  // as they enter the product
@@ -347,8 +366,8 @@ __device__ __forceinline__ void stage_softmax(const Entry (&entries)[2], const f
 
 /// O += P V of one stage: [16, 16] x [16, D] -> [16, D].
 template <typename Traits>
-__device__ __forceinline__ void stage_values(const char* stage, const uint32_t (&probabilities)[4], int lane,
-                                             WarpState<Traits>& state) {
+__device__ __forceinline__ void stage_values(const char* stage, const uint32_t (&probabilities)[4],
+                                             int lane, WarpState<Traits>& state) {
   const typename Traits::Compute tag = {};
   const int g = lane / 4, c = lane % 4;
   // Of columns 2c and 2c+1 in the first page; the second page is eight rows further.
@@ -356,14 +375,17 @@ __device__ __forceinline__ void stage_values(const char* stage, const uint32_t (
 #pragma unroll
   for (int t = 0; t < 2; ++t) {
     values[t] = stage + kStepTokens * Traits::kKeyRowBytes +
-                Traits::token_of(2 * c + t) * Traits::kValueRowBytes + 8 * g * Traits::kElementBytes;
+                Traits::token_of(2 * c + t) * Traits::kValueRowBytes +
+                8 * g * Traits::kElementBytes;
   }
 #pragma unroll
   for (int j = 0; j < Traits::kDim / 64; ++j) {
     uint32_t v[4][4];  // columns 2c, 2c+1 of either page
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      load_eight<Traits>(values[t % 2] + t / 2 * 8 * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes, v[t]);
+      load_eight<Traits>(
+          values[t % 2] + t / 2 * 8 * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes,
+          v[t]);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -376,16 +398,18 @@ __device__ __forceinline__ void stage_values(const char* stage, const uint32_t (
   }
 }
 
-/// Adds up the warps' sums in shared memory, in the order of the warps, and writes the tile's heads.
+/// Adds up the warps' sums in shared memory, in the order of the warps, and writes the tile's
+/// heads.
 template <typename Traits>
-__device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, char* shared, int64_t row,
-                                                int first_head, int heads, int warps, WarpState<Traits>& state) {
+__device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, char* shared,
+                                                int64_t row, int first_head, int heads, int warps,
+                                                WarpState<Traits>& state) {
   constexpr int kSumRow = Traits::kSumRow;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = lane / 4, c = lane % 4;
-  auto* largest = reinterpret_cast<float*>(shared);       // [warps, 16]
-  float* normaliser = largest + warps * kHeadsOfTile;     // [warps, 16]
-  float* sums = normaliser + warps * kHeadsOfTile;        // [warps, 16, kSumRow]
+  auto* largest = reinterpret_cast<float*>(shared);    // [warps, 16]
+  float* normaliser = largest + warps * kHeadsOfTile;  // [warps, 16]
+  float* sums = normaliser + warps * kHeadsOfTile;     // [warps, 16, kSumRow]
   auto* seen = reinterpret_cast<int32_t*>(sums + warps * kHeadsOfTile * kSumRow);  // [warps]
   __syncthreads();  // the rings are free
   if (lane == 0) seen[warp] = state.seen ? 1 : 0;
@@ -445,7 +469,8 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
       }
     } else {
       auto* out = static_cast<uint16_t*>(p.output) + to;
-      const uint32_t low = device::pack(tag, values[0], values[1]), high = device::pack(tag, values[2], values[3]);
+      const uint32_t low = device::pack(tag, values[0], values[1]),
+                     high = device::pack(tag, values[2], values[3]);
       if (p.aligned_output != 0) {
         *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
       } else {
@@ -455,13 +480,16 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
     }
     if (p.lse != nullptr && dim == 0) {
       p.lse[row * p.stride_lse_row + (first_head + head) * p.stride_lse_head] =
-          empty ? -INFINITY : total == 0.0f ? NAN : (top + log2f(total)) * kLn2;
+          empty           ? -INFINITY
+          : total == 0.0f ? NAN
+                          : (top + log2f(total)) * kLn2;
     }
   }
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_constant__ PagedAttentionParams p) {
+__global__ void __launch_bounds__(kMaxWarps * 32)
+    paged_attention(const __grid_constant__ PagedAttentionParams p) {
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t unit = blockIdx.x;
@@ -486,7 +514,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
   };
   Entry batch = look_up(0);
   Entry next_batch = look_up(1);
-  const auto entries_of = [&](int64_t step, const Entry& from, Entry (&entries)[2]) {
+  const auto entries_of = [&](int64_t step, const Entry& from, Entry(&entries)[2]) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       entries[j].page = __shfl_sync(~0u, from.page, static_cast<int>(step % 16) * 2 + j);
@@ -529,8 +557,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
         next_batch = look_up((step + 1) / 16 + 1);
       }
       entries_of(step + 1, batch, coming);
-      copy_stage<Traits>(p, cache, ring_address + static_cast<uint32_t>((step + 1) % kStages) * Traits::kStageBytes,
-                         coming, copy_lane);
+      copy_stage<Traits>(
+          p, cache,
+          ring_address + static_cast<uint32_t>((step + 1) % kStages) * Traits::kStageBytes, coming,
+          copy_lane);
     }
     ptx::cp_async_commit();
     ptx::cp_async_wait<kStages - 1>();
@@ -548,7 +578,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32) paged_attention(const __grid_c
   }
   ptx::cp_async_wait<0>();
   if (faults != 0 && p.status != nullptr) atomicOr(p.status, faults);
-  merge_and_store<Traits>(p, shared + Traits::kQueryFragmentBytes, row, first_head, heads, warps, state);
+  merge_and_store<Traits>(p, shared + Traits::kQueryFragmentBytes, row, first_head, heads, warps,
+                          state);
 }
 
 }  // namespace octopage::cuda

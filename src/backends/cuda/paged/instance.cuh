@@ -14,10 +14,12 @@ PagedInstance paged_instance() {
   using Traits = PagedTraits<kDim, Query, Cache>;
   PagedInstance instance;
   instance.dim = kDim;
-  for (int warps = 1; warps <= kMaxWarps; ++warps) instance.shared_bytes[warps] = Traits::shared_bytes(warps);
+  for (int warps = 1; warps <= kMaxWarps; ++warps)
+    instance.shared_bytes[warps] = Traits::shared_bytes(warps);
   instance.launch = [](const PagedAttentionParams& params, int grid, int warps, void* stream) {
     const int bytes = Traits::shared_bytes(warps);
-    check(cudaFuncSetAttribute(paged_attention<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+    check(cudaFuncSetAttribute(paged_attention<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               bytes),
           "paged_attention: shared memory");
     paged_attention<Traits><<<grid, warps * 32, bytes, static_cast<cudaStream_t>(stream)>>>(params);
     check_launch("paged_attention");

@@ -32,10 +32,12 @@ int32_t paged_warps(const PagedKernelKey& key, int shared_bytes) {
   return 0;
 }
 
-int paged_shared_bytes(const PagedKernelKey& key, int32_t warps) { return find(key).shared_bytes[warps]; }
+int paged_shared_bytes(const PagedKernelKey& key, int32_t warps) {
+  return find(key).shared_bytes[warps];
+}
 
-void launch_paged_attention(const PagedKernelKey& key, const PagedAttentionParams& params, int64_t units,
-                            int32_t warps, void* stream) {
+void launch_paged_attention(const PagedKernelKey& key, const PagedAttentionParams& params,
+                            int64_t units, int32_t warps, void* stream) {
   find(key).launch(params, grid_size(units, 1, "paged_attention"), warps, stream);
 }
 

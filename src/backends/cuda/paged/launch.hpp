@@ -25,8 +25,8 @@ int32_t paged_warps(const PagedKernelKey& key, int shared_bytes);
 int paged_shared_bytes(const PagedKernelKey& key, int32_t warps);
 
 /// Launches `units` = rows * groups * head_tiles CTAs. `stream` is a cudaStream_t.
-void launch_paged_attention(const PagedKernelKey& key, const PagedAttentionParams& params, int64_t units,
-                            int32_t warps, void* stream);
+void launch_paged_attention(const PagedKernelKey& key, const PagedAttentionParams& params,
+                            int64_t units, int32_t warps, void* stream);
 
 }  // namespace octopage::cuda
 

@@ -13,8 +13,8 @@ namespace octopage::cuda {
 /// Where a row's pages come from.
 struct PageSource {
   // Planned path: a flat list. `pages` is null on the direct path.
-  const int32_t* pages;          ///< [capacity] page ids; those outside 0 .. page_count-1 are skipped
-  const int32_t* indptr;         ///< [rows+1]
+  const int32_t* pages;   ///< [capacity] page ids; those outside 0 .. page_count-1 are skipped
+  const int32_t* indptr;  ///< [rows+1]
   const int32_t* last_page_len;  ///< [rows]
   int64_t page_count;
   // Direct path: selections and block table.

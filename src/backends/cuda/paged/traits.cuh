@@ -10,7 +10,8 @@
 // A stage holds 16 tokens (two pages). Each warp owns kStages of them:
 //
 //   K  [16, kKeyRowBytes]    lane (g, c) reads 8 elements 8c .. 8c+7 of each 32, token token_of(g)
-//   V  [16, kValueRowBytes]  lane (g, c) reads dims 8g .. 8g+7 of each 64, tokens token_of(2c), token_of(2c+1)
+//   V  [16, kValueRowBytes]  lane (g, c) reads dims 8g .. 8g+7 of each 64, tokens token_of(2c),
+//   token_of(2c+1)
 //
 // Rows are padded, and the eight tokens of a page permuted, so that a quarter warp's 16-byte reads
 // (half warp's 8-byte ones, f8) meet every bank once: K rows advance by 64 bytes modulo 128 (32,
@@ -21,8 +22,8 @@
 // reads; Q and O are permuted alike, so nothing is ever transposed:
 //
 //   column 2c of S = token c, column 2c+1 = token 4 + (c ^ kTokenFlip)
-//   k step 2i+s of dims 32i .. 32i+31:  k 2c, 2c+1 = dims 8c+4s, +1;  k 2c+8, 2c+9 = dims 8c+4s+2, +3
-//   n tile i of dims 64j .. 64j+63:     column g  = dim 64j + 8g + i
+//   k step 2i+s of dims 32i .. 32i+31:  k 2c, 2c+1 = dims 8c+4s, +1;  k 2c+8, 2c+9 = dims 8c+4s+2,
+//   +3 n tile i of dims 64j .. 64j+63:     column g  = dim 64j + 8g + i
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -66,13 +67,17 @@ struct PagedTraits {
     return column % 2 == 0 ? column / 2 : 4 + ((column / 2) ^ kTokenFlip);
   }
   static constexpr int kStageBytes = kStepTokens * (kKeyRowBytes + kValueRowBytes);
-  static constexpr int kLanesOfToken = 4 * kElementBytes;  // lanes that copy one token's K, and its V
-  static constexpr int kCopiesOfLane = kTokenBytes / 16 / kLanesOfToken;  // 16-byte copies of each for K
+  static constexpr int kLanesOfToken =
+      4 * kElementBytes;  // lanes that copy one token's K, and its V
+  static constexpr int kCopiesOfLane =
+      kTokenBytes / 16 / kLanesOfToken;  // 16-byte copies of each for K
   static constexpr int kQuerySteps = kDim / 16;
-  static constexpr int kQueryFragmentBytes = kQueryInShared ? kQueryParts * kQuerySteps * 32 * 16 : 0;
+  static constexpr int kQueryFragmentBytes =
+      kQueryInShared ? kQueryParts * kQuerySteps * 32 * 16 : 0;
 
   static_assert(kDim % 64 == 0);
-  static_assert(kKeyRowBytes % 128 == (kCacheIsF8 ? (kDim % 128 + 32) % 128 : (2 * kDim + 64) % 128));
+  static_assert(kKeyRowBytes % 128 ==
+                (kCacheIsF8 ? (kDim % 128 + 32) % 128 : (2 * kDim + 64) % 128));
   static_assert(kValueRowBytes % 64 == 32, "V reads would meet bank conflicts");
   static_assert(kCopiesOfLane * kLanesOfToken * 16 == kTokenBytes);
 

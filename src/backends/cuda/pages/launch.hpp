@@ -36,9 +36,10 @@ void launch_fixup(const FixupParams& params, int32_t* status, StreamHandle strea
 
 /// The staging plan of a device table and host lengths. Lengths travel as kernel parameters, so
 /// nothing is copied and nothing waits.
-void launch_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths, int64_t block_size,
-                         int32_t* staged_blocks, int32_t* staged_table, int64_t staged_stride_request,
-                         int64_t staged_stride_block, StreamHandle stream);
+void launch_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths,
+                         int64_t block_size, int32_t* staged_blocks, int32_t* staged_table,
+                         int64_t staged_stride_request, int64_t staged_stride_block,
+                         StreamHandle stream);
 
 }  // namespace octopage::cuda
 

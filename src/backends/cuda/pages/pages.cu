@@ -15,17 +15,20 @@ constexpr int kThreads = 256;
 constexpr int kWarpsOfCta = kThreads / 32;
 constexpr int kUnroll = 4;  // independent look-ups of a lane
 
-cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
+cudaStream_t stream_of(StreamHandle stream) {
+  return static_cast<cudaStream_t>(stream);
+}
 
 // --- fill -------------------------------------------------------------------------------------
 
 // The own region where positions are not at hand: the largest id that is valid otherwise.
-__device__ int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions, int32_t count,
-                                        int lane) {
+__device__ int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* regions,
+                                        int32_t count, int lane) {
   int32_t largest = -1;
   for (int32_t entry = lane; entry < count; entry += 32) {
     const int32_t region = regions[entry * p.stride_regions_entry];
-    if (region > largest && page_of_region(p.table, p.geometry, owner, region, region).fault == 0) largest = region;
+    if (region > largest && page_of_region(p.table, p.geometry, owner, region, region).fault == 0)
+      largest = region;
   }
   for (int step = 16; step > 0; step /= 2) {
     largest = max(largest, __shfl_xor_sync(~0u, largest, step));
@@ -39,14 +42,17 @@ __device__ void copy_query(const FillParams& p, int64_t row, int lane) {
   const int64_t stride_head_bytes = p.stride_query_head * p.element_bytes;
   const int64_t head_bytes = p.dim * p.element_bytes;
   char* to = static_cast<char*>(p.contiguous_query) + row * p.heads * head_bytes;
-  if ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | head_bytes | stride_head_bytes) % 16 == 0) {
+  if ((reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | head_bytes |
+       stride_head_bytes) %
+          16 ==
+      0) {
     const auto words = static_cast<uint32_t>(head_bytes / 16);
     const auto total = static_cast<uint32_t>(p.heads) * words;
 #pragma unroll 8
     for (uint32_t at = static_cast<uint32_t>(lane); at < total; at += 32) {
       const uint32_t head = at / words;
-      reinterpret_cast<uint4*>(to)[at] =
-          *reinterpret_cast<const uint4*>(from + head * stride_head_bytes + (at - head * words) * 16);
+      reinterpret_cast<uint4*>(to)[at] = *reinterpret_cast<const uint4*>(
+          from + head * stride_head_bytes + (at - head * words) * 16);
     }
     return;
   }
@@ -75,11 +81,12 @@ struct RowFill {
   int lane;
 };
 
-// Pages of entries [base, base + 32 * kUnroll) of a row whose owner is valid; true if every entry of
-// this lane is. Step by step over all entries, so that the loads of a step are under way together.
-// kDense: a full chunk, regions and table without gaps.
+// Pages of entries [base, base + 32 * kUnroll) of a row whose owner is valid; true if every entry
+// of this lane is. Step by step over all entries, so that the loads of a step are under way
+// together. kDense: a full chunk, regions and table without gaps.
 template <bool kDense>
-__device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_entry, int32_t base, OwnPlace& place) {
+__device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_entry, int32_t base,
+                                             OwnPlace& place) {
   const RequestLookup& lookup = row.lookup;
   uint32_t region[kUnroll], column[kUnroll];
   int32_t block[kUnroll];
@@ -87,7 +94,8 @@ __device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_
   const int64_t stride = kDense ? 1 : stride_entry;
   const int32_t* from = row.regions + (base + row.lane) * stride;
 #pragma unroll
-  for (int k = 0; k < kUnroll; ++k) region[k] = counts(k) ? static_cast<uint32_t>(from[32 * k * stride]) : 0u;
+  for (int k = 0; k < kUnroll; ++k)
+    region[k] = counts(k) ? static_cast<uint32_t>(from[32 * k * stride]) : 0u;
   if ((lookup.regions_per_block & (lookup.regions_per_block - 1)) == 0) {
     const int shift = 31 - __clz(static_cast<int>(lookup.regions_per_block));
 #pragma unroll
@@ -114,7 +122,8 @@ __device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_
   if (place.entry == INT32_MAX && __any_sync(~0u, has_own)) {
 #pragma unroll
     for (int k = kUnroll - 1; k >= 0; --k) {  // the first of several wins
-      const uint32_t owners = __ballot_sync(~0u, block[k] >= 0 && counts(k) && region[k] == row.own);
+      const uint32_t owners =
+          __ballot_sync(~0u, block[k] >= 0 && counts(k) && region[k] == row.own);
       if (owners != 0) {
         const int source = __ffs(static_cast<int>(owners)) - 1;
         place.entry = base + 32 * k + source;
@@ -130,19 +139,23 @@ __device__ __forceinline__ bool fill_entries(const RowFill& row, int64_t stride_
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const int32_t entry = base + 32 * k + row.lane;
-      if (counts(k) && entry != place.entry) row.pages[entry - (entry > place.entry ? 1 : 0)] = block[k];
+      if (counts(k) && entry != place.entry)
+        row.pages[entry - (entry > place.entry ? 1 : 0)] = block[k];
     }
   }
   return all_valid;
 }
 
 // The bits of a row that has invalid entries, one by one.
-__device__ __forceinline__ int32_t faults_of_row(const FillParams& p, int64_t owner, const int32_t* regions, int32_t count,
-                                              int64_t limit, int lane) {
+__device__ __forceinline__ int32_t faults_of_row(const FillParams& p, int64_t owner,
+                                                 const int32_t* regions, int32_t count,
+                                                 int64_t limit, int lane) {
   int32_t status = 0;
   for (int32_t entry = lane; entry < count; entry += 32) {
-    const PageLookup page = page_of_region(p.table, p.geometry, owner, regions[entry * p.stride_regions_entry], limit);
-    status |= page.page > INT32_MAX ? int32_t{status_table} : page.fault;  // refused rather than wrapped
+    const PageLookup page =
+        page_of_region(p.table, p.geometry, owner, regions[entry * p.stride_regions_entry], limit);
+    status |=
+        page.page > INT32_MAX ? int32_t{status_table} : page.fault;  // refused rather than wrapped
   }
   return status;
 }
@@ -150,7 +163,8 @@ __device__ __forceinline__ int32_t faults_of_row(const FillParams& p, int64_t ow
 // One row by one warp: pages in the order of the regions, the own one last.
 __device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
   const int32_t begin = p.indptr[row];
-  const auto end = static_cast<int32_t>(min(static_cast<int64_t>(p.indptr[row + 1]), p.pages_capacity));
+  const auto end =
+      static_cast<int32_t>(min(static_cast<int64_t>(p.indptr[row + 1]), p.pages_capacity));
   if (begin < 0 || begin >= end) return 0;
   const auto count = static_cast<int32_t>(min(static_cast<int64_t>(end - begin), p.region_count));
   const int32_t* regions = p.regions + row * p.stride_regions_row;
@@ -160,7 +174,8 @@ __device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
   const int64_t own = p.positions != nullptr ? region_of_position(p.positions[row])
                                              : largest_valid_region(p, owner, regions, count, lane);
   // A row with entries has a position of its own, so the limit is not negative.
-  const int64_t limit = p.positions != nullptr && own < INT32_MAX ? max(own, int64_t{0}) : int64_t{INT32_MAX};
+  const int64_t limit =
+      p.positions != nullptr && own < INT32_MAX ? max(own, int64_t{0}) : int64_t{INT32_MAX};
   OwnPlace place;
   bool all_valid = owner_valid;
   if (owner_valid) {
@@ -197,7 +212,8 @@ __device__ int32_t fill_row(const FillParams& p, int64_t row, int lane) {
   return status;
 }
 
-__global__ void __launch_bounds__(kThreads, 5) fill_kernel(const __grid_constant__ FillParams p, int32_t* status) {
+__global__ void __launch_bounds__(kThreads, 5)
+    fill_kernel(const __grid_constant__ FillParams p, int32_t* status) {
   const int lane = threadIdx.x % 32;
   // The first half of the grid fills, the second copies the query, if there is one to copy.
   const int64_t half = (p.rows + kWarpsOfCta - 1) / kWarpsOfCta;
@@ -216,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, 5) fill_kernel(const __grid_constant
 
 struct StageKernelParams {
   StageParams stage;
-  int32_t units;  // pieces of eight elements in a token's row
+  int32_t units;   // pieces of eight elements in a token's row
   int32_t slices;  // CTAs of a block
   int32_t units_of_slice;
 };
@@ -248,14 +264,16 @@ __device__ void load_eight_f8(const char* from, float scale, float (&values)[8])
   const uint32_t codes[4] = {words.x & 0xffffu, words.x >> 16, words.y & 0xffffu, words.y >> 16};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 pair = device::unpack(__half(), device::pair_from_f8(__half(), static_cast<uint16_t>(codes[i])));
+    const float2 pair =
+        device::unpack(__half(), device::pair_from_f8(__half(), static_cast<uint16_t>(codes[i])));
     values[2 * i] = pair.x * scale;
     values[2 * i + 1] = pair.y * scale;
   }
 }
 
 template <typename Output>
-__global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ StageKernelParams p, int32_t* status) {
+__global__ void __launch_bounds__(kThreads)
+    stage_kernel(const __grid_constant__ StageKernelParams p, int32_t* status) {
   const StageParams& s = p.stage;
   const int64_t staged = blockIdx.x / p.slices;
   const int first = static_cast<int>(blockIdx.x % p.slices) * p.units_of_slice;
@@ -279,7 +297,8 @@ __global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__
       continue;
     }
     const char* from =
-        cache + (block * s.cache.stride_block + token * s.cache.stride_token + unit * 8) * element_bytes;
+        cache +
+        (block * s.cache.stride_block + token * s.cache.stride_token + unit * 8) * element_bytes;
     if (same) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
       continue;
@@ -302,7 +321,8 @@ constexpr int kFixupThreads = 1024;
 constexpr int kFixupRows = 4;  // of a thread at a time
 
 // One CTA: the running sum is short beside everything else, and needs no second launch.
-__global__ void __launch_bounds__(kFixupThreads) fixup_kernel(const __grid_constant__ FixupParams p, int32_t* status) {
+__global__ void __launch_bounds__(kFixupThreads)
+    fixup_kernel(const __grid_constant__ FixupParams p, int32_t* status) {
   using Scan = cub::BlockScan<int32_t, kFixupThreads>;
   __shared__ typename Scan::TempStorage temporary;
   int32_t before = 0;
@@ -355,7 +375,8 @@ struct StagingPlanParams {
 };
 static_assert(sizeof(StagingPlanParams) < 4096, "kernel parameters");
 
-__global__ void __launch_bounds__(kThreads) staging_plan_kernel(const __grid_constant__ StagingPlanParams p) {
+__global__ void __launch_bounds__(kThreads)
+    staging_plan_kernel(const __grid_constant__ StagingPlanParams p) {
   const int64_t request = p.first_request + blockIdx.x;
   const int32_t begin = p.begin[blockIdx.x], live = p.live[blockIdx.x];
   for (int64_t column = threadIdx.x; column < p.table.max_blocks; column += kThreads) {
@@ -402,9 +423,10 @@ void launch_fixup(const FixupParams& params, int32_t* status, StreamHandle strea
   check_launch("fixup_positions");
 }
 
-void launch_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths, int64_t block_size,
-                         int32_t* staged_blocks, int32_t* staged_table, int64_t staged_stride_request,
-                         int64_t staged_stride_block, StreamHandle stream) {
+void launch_staging_plan(const BlockTableView& table, std::span<const int64_t> lengths,
+                         int64_t block_size, int32_t* staged_blocks, int32_t* staged_table,
+                         int64_t staged_stride_request, int64_t staged_stride_block,
+                         StreamHandle stream) {
   StagingPlanParams p = {};
   p.table = table;
   p.staged_blocks = staged_blocks;

@@ -38,12 +38,14 @@ TensorView DeviceArena::upload(const TensorView& host) {
 void DeviceArena::download(const TensorView& device, void* host) const {
   synchronize();
   const auto bytes = static_cast<size_t>(device.size() * itemsize(device.dtype));
-  if (bytes > 0) cuda::check(cudaMemcpy(host, device.data, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+  if (bytes > 0)
+    cuda::check(cudaMemcpy(host, device.data, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
 }
 
 void DeviceArena::assign(const TensorView& device, const void* host) const {
   const auto bytes = static_cast<size_t>(device.size() * itemsize(device.dtype));
-  if (bytes > 0) cuda::check(cudaMemcpy(device.data, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  if (bytes > 0)
+    cuda::check(cudaMemcpy(device.data, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
 void DeviceArena::synchronize() const {

@@ -14,11 +14,14 @@ void check(cudaError_t result, const char* what) {
   fail(code, "{}: {} ({})", what, cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
-void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
+void check_launch(const char* kernel) {
+  check(cudaGetLastError(), kernel);
+}
 
 int grid_size(int64_t work, int64_t per_cta, const char* kernel) {
   const int64_t ctas = (work + per_cta - 1) / per_cta;
-  if (ctas > INT32_MAX) fail(ErrorCode::unsupported, "{}: {} CTAs exceed the grid's 2^31 - 1", kernel, ctas);
+  if (ctas > INT32_MAX)
+    fail(ErrorCode::unsupported, "{}: {} CTAs exceed the grid's 2^31 - 1", kernel, ctas);
   return static_cast<int>(ctas);
 }
 
