@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <exception>
+#include <thread>
+#include <vector>
 
 #include "core/check.hpp"
 
@@ -21,9 +23,32 @@ class SerialExecutor final : public Executor {
   }
 };
 
-class TbbExecutor final : public Executor {
+#if defined(__SANITIZE_THREAD__)
+
+// A system's oneTBB is not instrumented: ThreadSanitizer would report each hand-over of work.
+class BuiltInExecutor final : public Executor {
  public:
-  explicit TbbExecutor(int32_t threads) : threads_(threads), arena_(threads) {}
+  explicit BuiltInExecutor(int32_t threads) : threads_(threads) {}
+  int32_t concurrency() const override { return threads_; }
+  void parallel_for(int64_t count, void (*body)(void*, int64_t, int32_t), void* context) override {
+    std::atomic<int64_t> next{0};
+    std::vector<std::jthread> workers;
+    for (int32_t worker = 0; worker < threads_; ++worker) {
+      workers.emplace_back([&, worker] {
+        for (int64_t i = next++; i < count; i = next++) body(context, i, worker);
+      });
+    }
+  }
+
+ private:
+  int32_t threads_;
+};
+
+#else
+
+class BuiltInExecutor final : public Executor {
+ public:
+  explicit BuiltInExecutor(int32_t threads) : threads_(threads), arena_(threads) {}
   int32_t concurrency() const override { return threads_; }
   void parallel_for(int64_t count, void (*body)(void*, int64_t, int32_t), void* context) override {
     arena_.execute([&] {
@@ -42,6 +67,8 @@ class TbbExecutor final : public Executor {
   oneapi::tbb::task_arena arena_;
 };
 
+#endif
+
 }  // namespace
 
 Threads::Threads(Executor* executor, int32_t threads) : executor_(executor) {
@@ -51,7 +78,7 @@ Threads::Threads(Executor* executor, int32_t threads) : executor_(executor) {
     if (count == 1) {
       own_ = std::make_unique<SerialExecutor>();
     } else {
-      own_ = std::make_unique<TbbExecutor>(count);
+      own_ = std::make_unique<BuiltInExecutor>(count);
     }
     executor_ = own_.get();
   }

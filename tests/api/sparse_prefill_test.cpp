@@ -506,7 +506,6 @@ TEST(Workspace, ThreadsAndExecutorsGiveTheSameBits) {
   for (const char* backend : kBackends) {
     const Outcome expected = run(step, backend);
     for (const int32_t threads : {0, 1, 2, 7}) {
-      if (kPlainThreads) break;  // the built-in threads are oneTBB's
       Options options = on(backend);
       options.threads = threads;
       expect_same_bits(run(args_of(step), options), expected,

@@ -6,14 +6,12 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -227,33 +225,10 @@ inline Outcome run(SparsePrefillArgs args, Options options, DType dtype = DType:
   return outcome;
 }
 
-/// Two plain threads. A thread sanitizer does not see how a system's oneTBB hands over its work.
-class PlainThreads final : public Executor {
- public:
-  int32_t concurrency() const override { return 2; }
-  void parallel_for(int64_t count, void (*body)(void*, int64_t, int32_t), void* context) override {
-    std::atomic<int64_t> next{0};
-    const auto work = [&](int32_t worker) {
-      for (int64_t i = next++; i < count; i = next++) body(context, i, worker);
-    };
-    std::thread other(work, 1);
-    work(0);
-    other.join();
-  }
-};
-
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kPlainThreads = true;
-#else
-inline constexpr bool kPlainThreads = false;
-#endif
-
 inline Options on(const char* backend) {
-  static PlainThreads plain_threads;
   Options options;
   options.backend = backend;
   options.threads = 2;
-  if (kPlainThreads) options.executor = &plain_threads;
   return options;
 }
 
