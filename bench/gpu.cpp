@@ -181,12 +181,49 @@ octopage::FillPrefillPagesArgs fill_args(Case& c, bool copy_query) {
   return fill;
 }
 
-void attention_direct(benchmark::State& state, int64_t rows, int64_t context, double keep,
-                      DType kv) {
+/// One call on `backend`, everything it launches included.
+void attention_direct(benchmark::State& state, const char* backend, int64_t rows, int64_t context,
+                      double keep, DType kv) {
   Case& c = make_case(rows, context, keep, kv, true);
-  octopage::sparse_prefill(c.args, {.backend = "cuda-sm80"});
-  verify(c, "direct");
-  time_device(state, [&] { octopage::sparse_prefill(c.args, {.backend = "cuda-sm80"}); });
+  octopage::Options options;
+  options.backend = backend;
+  options.workspace_bytes = octopage::sparse_prefill_workspace_size(c.args, options);
+  octopage::DeviceArena arena;
+  if (options.workspace_bytes > 0) {
+    options.workspace =
+        arena.allocate(DType::u8, {static_cast<int64_t>(options.workspace_bytes)}).data;
+  }
+  octopage::sparse_prefill(c.args, options);
+  verify(c, backend);
+  time_device(state, [&] { octopage::sparse_prefill(c.args, options); });
+  report_work(state, c.flops);
+}
+
+/// Back to back, so that the chip is as warm and as throttled as in an engine; mean per call.
+void attention_sustained(benchmark::State& state, const char* backend, int64_t rows,
+                         int64_t context, double keep) {
+  constexpr int kCalls = 1500;
+  Case& c = make_case(rows, context, keep, DType::bf16, true);
+  octopage::Options options;
+  options.backend = backend;
+  options.workspace_bytes = octopage::sparse_prefill_workspace_size(c.args, options);
+  octopage::DeviceArena arena;
+  options.workspace =
+      arena.allocate(DType::u8, {static_cast<int64_t>(options.workspace_bytes)}).data;
+  cudaEvent_t begin, end;
+  octopage::cuda::check(cudaEventCreate(&begin), "event");
+  octopage::cuda::check(cudaEventCreate(&end), "event");
+  for (auto _ : state) {
+    octopage::cuda::check(cudaEventRecord(begin), "record");
+    for (int i = 0; i < kCalls; ++i) octopage::sparse_prefill(c.args, options);
+    octopage::cuda::check(cudaEventRecord(end), "record");
+    octopage::cuda::check(cudaEventSynchronize(end), "wait");
+    float ms = 0;
+    octopage::cuda::check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    state.SetIterationTime(ms / 1000.0 / kCalls);
+  }
+  static_cast<void>(cudaEventDestroy(begin));
+  static_cast<void>(cudaEventDestroy(end));
   report_work(state, c.flops);
 }
 
@@ -301,18 +338,45 @@ int main(int argc, char** argv) {
   int driver = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   benchmark::AddCustomContext("cuda_driver", std::to_string(driver));
-  for (const int64_t rows : {256, 1024, 4096}) {
-    for (const double keep : {0.95, 0.5, 0.0}) {
+  const auto name_of = [](const char* what, int64_t rows, int64_t context, double keep, DType kv) {
+    return std::string(what) + "/rows:" + std::to_string(rows) +
+           "/context:" + std::to_string(context) + "/keep:" + std::to_string(keep).substr(0, 4) +
+           "/" + octopage::name(kv);
+  };
+  // Neighbours in this list share a step, which is costly to make.
+  for (const double keep : {1.0, 0.95, 0.87, 0.8, 0.5, 0.0}) {
+    add(name_of("union", 4096, 131072, keep, DType::bf16), attention_direct, "cuda-sm90a", 4096,
+        131072, keep, DType::bf16);
+    if (keep == 0.95 || keep == 0.5 || keep == 0.0) {
       for (const DType kv : {DType::bf16, DType::f8_e4m3fn}) {
-        if (rows != 4096 && (keep != 0.95 || kv != DType::bf16)) continue;
-        const std::string shape = "/rows:" + std::to_string(rows) +
-                                  "/context:131072/keep:" + std::to_string(keep).substr(0, 4) +
-                                  "/" + octopage::name(kv);
-        add("direct" + shape, attention_direct, rows, 131072, keep, kv);
-        add("planned" + shape, attention_planned, rows, 131072, keep, kv);
+        add(name_of("direct", 4096, 131072, keep, kv), attention_direct, "cuda-sm80", 4096, 131072,
+            keep, kv);
+        add(name_of("planned", 4096, 131072, keep, kv), attention_planned, 4096, 131072, keep, kv);
       }
     }
   }
+  for (const int64_t rows : {256, 1024}) {
+    add(name_of("union", rows, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm90a", rows,
+        131072, 0.95, DType::bf16);
+    add(name_of("direct", rows, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm80", rows,
+        131072, 0.95, DType::bf16);
+    add(name_of("planned", rows, 131072, 0.95, DType::bf16), attention_planned, rows, 131072, 0.95,
+        DType::bf16);
+  }
+  for (const int64_t rows : {4096, 16384}) {
+    add(name_of("union", rows, 16384, 0.95, DType::bf16), attention_direct, "cuda-sm90a", rows,
+        16384, 0.95, DType::bf16);
+  }
+  for (const double keep : {0.95, 0.8}) {
+    benchmark::RegisterBenchmark(
+        name_of("union_sustained", 4096, 131072, keep, DType::bf16).c_str(), attention_sustained,
+        "cuda-sm90a", 4096, 131072, keep)
+        ->UseManualTime()
+        ->Unit(benchmark::kMicrosecond)
+        ->Iterations(1);
+  }
+  add(name_of("union", 16384, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm90a", 16384,
+      131072, 0.95, DType::bf16);
   add("fill/pages", fill, false, false);
   add("fill/pages_copy_of_as_many_bytes", fill, false, true);
   add("fill/pages_and_query", fill, true, false);

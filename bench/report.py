@@ -68,7 +68,7 @@ def gpu_tables(path):
              f"command `{evidence['command']}`.")
     attention = []
     for name, result in results.items():
-        match = re.match(r"(direct|planned)/rows:(\d+)/context:(\d+)/keep:([\d.]+)/(\w+)", name)
+        match = re.match(r"(direct|planned|union|union_sustained)/rows:(\d+)/context:(\d+)/keep:([\d.]+)/(\w+)", name)
         if match:
             attention.append([*match.groups(), f"{result['median_us'] / 1000:.3f} ms", f"{result['TFLOP/s']:.0f}"])
     parts = ["Measured on: " + where,

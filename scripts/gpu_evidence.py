@@ -6,8 +6,7 @@
     scripts/gpu_evidence.py --out FILE.json       where to write; measurements/<gpu>.json by default
 
 Runs, in this order: the GPU tests; the given step files through the command line on every path;
-compute-sanitizer (memcheck, synccheck, initcheck on all small tests, racecheck on a few, since it
-slows them down a thousandfold); the benchmarks; the peer, where FlashInfer can be imported. The JSON
+compute-sanitizer (memcheck, synccheck, initcheck on small tests, racecheck on a few); the benchmarks; the peer, where FlashInfer can be imported. The JSON
 holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
 Exit code 1 if a test or a sanitizer failed.
 """
@@ -23,8 +22,16 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SMALL_TESTS = "-Large*:Fill.SeventyThousandRows:Stream*"
-RACE_TESTS = "Attention.ShortRowsAndManyRegions:Attention.ZeroRowsIsLegal:Plan.MissingOwnRegionEmptiesTheRow"
+BACKENDS = ("cuda-sm80", "cuda-sm90a")
+# Which tests run under which tool: racecheck slows them down a thousandfold.
+SANITIZED = {
+    "cuda-sm80": {"all": "-Large*:Fill.SeventyThousandRows:Stream*:Union*",
+                  "racecheck": "Attention.ShortRowsAndManyRegions:Attention.ZeroRowsIsLegal:"
+                               "Plan.MissingOwnRegionEmptiesTheRow"},
+    "cuda-sm90a": {"all": "Cases.Direct:Attention.Every*:Attention.Invalid*:Attention.Strided*:Graph*:Union.Every*:"
+                          "Union.Interleaved*:Union.OneSelection*:Union.ANonFinite*:Union.Requests*",
+                   "racecheck": "Attention.ShortRowsAndManyRegions:Union.OneSelectionForAllGroups"},
+}
 
 
 def run(command, timeout, env=None):
@@ -60,33 +67,39 @@ def prebuilt(directory):
             "indexer": directory / "octopage_example_indexer"}
 
 
-def run_tests(programs):
-    code, output = run([programs["tests"], "--cases", ROOT / "tests/cases"], 600)
+def run_tests(programs, backend):
+    code, output = run([programs["tests"], "--cases", ROOT / "tests/cases", "--backend", backend], 600)
     passed = re.search(r"\[  PASSED  \] (\d+) test", output)
     failed = re.findall(r"^\[  FAILED  \] (\S+)(?: \(|$)", output, re.MULTILINE)
+    calls = re.search(r"(\d+) calls on", output)
     return {"exit_code": code, "passed": int(passed.group(1)) if passed else 0, "failed": sorted(set(failed)),
+            "calls_on_the_backend": int(calls.group(1)) if calls else 0,
             "output_end": "" if code == 0 else output[-2000:]}
 
 
-def run_cases(programs):
-    """Every given step file on every path through the command line, outputs compared by it."""
-    results, failed = 0, []
+def run_cases(programs, backend):
+    """Every given step file on every path through the command line, outputs compared by it. A shape
+    that the backend does not serve must be refused with its name; that is counted."""
+    results, refused, failed = 0, 0, []
     for path in ("direct", "planned", "staged"):
         for case in sorted((ROOT / "tests/cases").glob("*.safetensors")):
-            code, output = run([programs["cli"], "attend", case, "--backend", "cuda-sm80", "--path", path], 60)
-            results += 1
-            if code != 0:
-                failed.append(f"{case.stem} {path}: {output.strip()[-300:]}")
-    return {"runs": results, "failed": failed}
+            code, output = run([programs["cli"], "attend", case, "--backend", backend, "--path", path], 60)
+            if code == 2 and f"{backend}: " in output:
+                refused += 1
+            elif code != 0:
+                failed.append(f"{case.stem} {path} {backend}: {output.strip()[-300:]}")
+            else:
+                results += 1
+    return {"runs": results, "refused": refused, "failed": failed}
 
 
-def run_sanitizers(programs):
+def run_sanitizers(programs, backend):
     results = {}
-    for tool, tests, timeout in (("memcheck", SMALL_TESTS, 300), ("synccheck", SMALL_TESTS, 300),
-                                 ("initcheck", SMALL_TESTS, 300), ("racecheck", RACE_TESTS, 300)):
+    for tool in ("memcheck", "synccheck", "initcheck", "racecheck"):
+        tests = SANITIZED[backend]["racecheck" if tool == "racecheck" else "all"]
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", programs["tests"],
-                   "--cases", ROOT / "tests/cases", f"--gtest_filter={tests}"]
-        code, output = run(command, timeout)
+                   "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
+        code, output = run(command, 300)
         summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
         passed = re.search(r"\[  PASSED  \] (\d+) test", output)
         results[tool] = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
@@ -94,13 +107,19 @@ def run_sanitizers(programs):
     return results
 
 
+def run_sass(programs):
+    code, output = run([sys.executable, ROOT / "tests/cuda/sass_report.py", programs["tests"]], 120)
+    return {"exit_code": code, "report": output.strip().splitlines()}
+
+
 def run_benchmarks(programs, scratch):
     out = scratch / "bench.json"
-    code, output = run([programs["bench"], f"--benchmark_out={out}", "--benchmark_out_format=json"], 600)
+    code, output = run([programs["bench"], f"--benchmark_out={out}", "--benchmark_out_format=json",
+                         "--benchmark_repetitions=3", "--benchmark_report_aggregates_only=true"], 600)
     if code != 0:
         return {"exit_code": code, "output_end": output[-2000:]}
     report = json.loads(out.read_text())
-    rows = [{"name": b["name"].replace("/iterations:30/manual_time", ""), "median_us": b["real_time"]}
+    rows = [{"name": re.sub(r"/iterations:\d+.*", "", b["name"]), "median_us": b["real_time"]}
             | {k: v for k, v in b.items() if k in ("TFLOP/s", "GB/s")}
             for b in report["benchmarks"] if b.get("aggregate_name", "median") == "median"]
     return {"exit_code": 0, "results": rows}
@@ -119,6 +138,7 @@ def main():
     parser.add_argument("--prebuilt")
     parser.add_argument("--out")
     parser.add_argument("--revision", help="where the tree is no git checkout")
+    parser.add_argument("--backend", action="append", help="only this one; may be repeated")
     args = parser.parse_args()
     programs = prebuilt(args.prebuilt) if args.prebuilt else build()
     gpu = first_line(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
@@ -130,22 +150,30 @@ def main():
         "cuda_sources_sha256": first_line(["bash", "scripts/cuda-hash.sh"]),
         "command": "scripts/gpu_evidence.py",
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        scratch = pathlib.Path(scratch)
-        evidence["tests"] = run_tests(programs)
-        evidence["cases"] = run_cases(programs)
-        evidence["example_indexer_exit_code"] = run([programs["indexer"]], 60)[0]
-        evidence["benchmarks"] = run_benchmarks(programs, scratch)
-        evidence["peer"] = run_peer(scratch)
-        evidence["sanitizers"] = run_sanitizers(programs)
     out = pathlib.Path(args.out) if args.out else ROOT / "measurements" / (gpu.lower().replace(" ", "-") + ".json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(evidence, indent=1) + "\n")
-    bad = [f"tests: {evidence['tests']}"] if evidence["tests"]["exit_code"] else []
-    bad += evidence["cases"]["failed"]
-    bad += ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
-    bad += [f"{tool}: {result}" for tool, result in evidence["sanitizers"].items() if result["exit_code"]]
-    print(f"{evidence['tests']['passed']} tests, {evidence['cases']['runs']} case runs, evidence in {out}")
+    wanted = [b for b in BACKENDS if not args.backend or b in args.backend]
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        for name, stage in (("tests", lambda: {b: run_tests(programs, b) for b in wanted}),
+                            ("cases", lambda: {b: run_cases(programs, b) for b in wanted}),
+                            ("example_indexer_exit_code", lambda: run([programs["indexer"]], 60)[0]),
+                            ("sass", lambda: run_sass(programs)),
+                            ("benchmarks", lambda: run_benchmarks(programs, scratch)),
+                            ("peer", lambda: run_peer(scratch)),
+                            ("sanitizers", lambda: {b: run_sanitizers(programs, b) for b in wanted})):
+            evidence[name] = stage()
+            out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
+    bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
+    bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
+    for b in wanted:
+        tests, cases = evidence["tests"][b], evidence["cases"][b]
+        bad += [f"tests: {b}: {tests}"] if tests["exit_code"] not in (0, 77) else []
+        bad += cases["failed"] if tests["exit_code"] != 77 else []
+        bad += [f"{tool}: {b}: {result}" for tool, result in evidence["sanitizers"][b].items()
+                if result["exit_code"] not in (0, 77)]
+        print(f"{b}: {tests['passed']} tests, {cases['runs']} case runs, {cases['refused']} refused")
+    print(f"evidence in {out}")
     for result in evidence["benchmarks"].get("results", []):
         rate = f"{result['TFLOP/s'] / 1:.1f} TFLOP/s" if "TFLOP/s" in result else f"{result.get('GB/s', 0):.0f} GB/s"
         print(f"{result['name']:75s} {result['median_us']:9.1f} us  {rate}")

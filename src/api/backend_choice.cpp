@@ -23,9 +23,9 @@ struct Missing {
   const char* reason;
 };
 constexpr Missing kMissing[] = {
-    {"cuda-sm90a", "unions of neighbouring rows, TMA and WGMMA, on Hopper", 300,
-     "this version of octopage does not have it yet"},
 #if !OCTOPAGE_HAS_CUDA
+    {"cuda-sm90a", "unions of neighbouring rows, TMA and WGMMA, compute capability 9.0", 300,
+     "this build was made without CUDA"},
     {"cuda-sm80", "mma.sync row by row, compute capability 8.0 and newer", 200,
      "this build was made without CUDA"},
 #endif
@@ -59,7 +59,7 @@ const Backend& backend_by_name(std::string_view name, const char* source) {
   fail_argument("{} = '{}': no backend has this name; known are {}", source, name, known_names());
 }
 
-const Backend& pick_backend(const Problem& problem, const Options& options) {
+const Backend& pick_backend(const Problem& problem, const Options& options, Workspace workspace) {
   std::string_view forced = options.backend;
   const char* source = "options.backend";
   if (forced.empty()) {
@@ -76,8 +76,17 @@ const Backend& pick_backend(const Problem& problem, const Options& options) {
   std::string reasons;
   for (const Backend* backend : compiled_backends()) {
     const BackendInfo info = backend->info();
-    const Support support = info.available ? backend->supports(problem)
-                                           : Support{false, info.name + ": " + info.reason};
+    Support support = info.available ? backend->supports(problem)
+                                     : Support{false, info.name + ": " + info.reason};
+    // On a device nothing is allocated for a call: without a workspace the kernels that need none
+    // serve it.
+    if (support && workspace == Workspace::as_given && problem.device.type != DeviceType::cpu &&
+        options.workspace == nullptr) {
+      const size_t bytes = backend->workspace_bytes(problem, 1);
+      if (bytes > 0) {
+        support = {false, fmt::format("{}: needs a workspace of {} bytes", info.name, bytes)};
+      }
+    }
     if (support) return *backend;
     if (!reasons.empty()) reasons += "; ";
     reasons += support.reason;

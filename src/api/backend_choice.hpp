@@ -10,8 +10,12 @@
 namespace octopage {
 
 /// The backend that runs a problem: the one forced by options or by OCTOPAGE_BACKEND, or the first
-/// by priority that supports it. Throws Error(unsupported) with every backend's reason.
-const Backend& pick_backend(const Problem& problem, const Options& options);
+/// by priority that supports it and, on a device, finds the workspace it needs: with
+/// Workspace::as_given one that needs any is passed over where the options have none. Throws
+/// Error(unsupported) with every backend's reason.
+enum class Workspace { as_given, any };
+const Backend& pick_backend(const Problem& problem, const Options& options,
+                            Workspace workspace = Workspace::as_given);
 
 /// The backend of this name. Throws Error(invalid_argument) for an unknown name, unsupported for
 /// one that this build or machine lacks.

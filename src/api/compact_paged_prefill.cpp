@@ -215,7 +215,7 @@ size_t CompactPagedPrefill::finish_workspace_size(DType cache_dtype, const Optio
   const State& s = *state_;
   s.require_plan("finish_workspace_size");
   const Problem problem = s.problem(cache_dtype, s.args.dtype, options);
-  return workspace_bytes(pick_backend(problem, options), problem, options);
+  return workspace_bytes(pick_backend(problem, options, Workspace::any), problem, options);
 }
 
 bool CompactPagedPrefill::planned() const {

@@ -16,7 +16,7 @@ void sparse_prefill(const SparsePrefillArgs& args, const Options& options) {
 
 size_t sparse_prefill_workspace_size(const SparsePrefillArgs& args, const Options& options) {
   const Problem problem = check_sparse_prefill(args, options, Pointers::ignored).problem;
-  return workspace_bytes(pick_backend(problem, options), problem, options);
+  return workspace_bytes(pick_backend(problem, options, Workspace::any), problem, options);
 }
 
 }  // namespace octopage

@@ -226,6 +226,23 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
   params.stride_regions_row = args.regions.strides[0];
   params.stride_regions_group = shared ? 0 : args.regions.strides[1];
   params.stride_regions_entry = args.regions.strides[shared ? 1 : 2];
+  const auto even = [](const void* data, int64_t element_bytes,
+                       std::initializer_list<int64_t> strides) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(2 * element_bytes) == 0 &&
+           std::all_of(strides.begin(), strides.end(), [](int64_t s) { return s % 2 == 0; });
+  };
+  const AttentionTensors& t = params.tensors;
+  params.problem.layout = {
+      .even_query =
+          even(t.query, itemsize(args.query.dtype), {t.stride_query_row, t.stride_query_head}),
+      .even_output =
+          even(t.output, itemsize(args.output.dtype), {t.stride_output_row, t.stride_output_head}),
+      .positive_scale = t.scale > 0,
+      .selections = shared ? 1 : cache.groups,
+      .table_regions = params.table.max_blocks * cache.geometry().regions_per_block,
+      .tokens = kv_page_count(cache) * kPageTokens,
+      .stride_token = cache.stride_token,
+      .stride_group = cache.groups > 1 ? cache.stride_group : 0};
   return params;
 }
 

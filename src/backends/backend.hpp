@@ -35,6 +35,19 @@ struct Problem {
   int64_t dim = 0;
   int64_t region_count = 0;
   bool batch_invariant = false;
+
+  /// What some kernels ask of the tensors; direct path only.
+  struct Layout {
+    bool even_query = false;      ///< two neighbouring elements can be read at once
+    bool even_output = false;     ///< and written
+    bool positive_scale = false;  ///< of the scores
+    int64_t selections = 0;       ///< groups, or 1 where all groups share a selection
+    int64_t table_regions = 0;    ///< regions that the block table has columns for
+    int64_t tokens = 0;           ///< of a group, from its first block to its last, gaps included
+    int64_t stride_token = 0;     ///< of the cache, in elements
+    int64_t stride_group = 0;     ///< 0 with one group
+  };
+  Layout layout = {};
 };
 
 /// Query, output and cache of one call: the part that both paths share. Strides in elements.

@@ -15,6 +15,7 @@ namespace octopage {
 std::span<const Backend* const> compiled_backends() {
   static const std::array backends = {
 #if OCTOPAGE_HAS_CUDA
+    &cuda_sm90a_backend(),
     &cuda_sm80_backend(),
 #endif
     &cpu_backend(),

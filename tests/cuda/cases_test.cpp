@@ -79,7 +79,7 @@ TEST(Cases, Staged) {
     const int64_t heads = step.heads() / step.groups();
     for (int64_t g = 0; g < step.groups(); ++g) {
       stage_prefill_pages(device.args.kv_cache.slice(1, g, g + 1), blocks, cache,
-                          device.args.k_scale, device.args.v_scale, device.options());
+                          device.args.k_scale, device.args.v_scale);
       SparsePrefillArgs args = device.args;
       args.query = args.query.slice(1, g * heads, (g + 1) * heads);
       args.output = args.output.slice(1, g * heads, (g + 1) * heads);
@@ -87,7 +87,7 @@ TEST(Cases, Staged) {
       if (args.regions.rank == 3) args.regions = args.regions.slice(1, g, g + 1);
       args.kv_cache = cache;
       args.block_table = table;
-      sparse_prefill(args, device.options());
+      sparse_prefill(args, device.options_for(args));
       // From f8 the staged values are rounded once more, so the bound holds for what was staged.
       std::vector<uint16_t> bytes(static_cast<size_t>(cache.size() + 8));
       void* aligned = bytes.data();

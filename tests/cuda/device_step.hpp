@@ -20,6 +20,11 @@
 
 namespace octopage::test {
 
+/// The backend under test, from the command line. Calls that it does not serve go to cuda-sm80.
+extern std::string test_backend;
+/// Calls that the backend under test has served.
+extern int64_t calls_under_test;
+
 inline int64_t position_of(const TensorView& positions, int64_t row) {
   const int64_t at = row * positions.strides[0];
   return positions.dtype == DType::i64 ? static_cast<const int64_t*>(positions.data)[at]
@@ -77,7 +82,7 @@ struct DeviceStep {
   DeviceArena arena;
   const Step& host;
   SparsePrefillArgs args;
-  TensorView status, scales;
+  TensorView status, scales, workspace;
 
   explicit DeviceStep(const Step& step, DType output_dtype = DType::f32) : host(step) {
     args.query = arena.upload(step.query);
@@ -98,12 +103,24 @@ struct DeviceStep {
     }
   }
 
-  Options options(std::string_view backend = "cuda-sm80") const {
+  /// For a direct call with `args`: backend, status word and a poisoned workspace.
+  Options options_for(const SparsePrefillArgs& call) {
     Options o;
-    o.backend = backend;
+    o.backend = "cuda-sm80";
     o.status = static_cast<int32_t*>(status.data);
+    if (test_backend != "cuda-sm80" && backend_supports(test_backend, call).ok) {
+      o.backend = test_backend;
+      ++calls_under_test;
+    }
+    const auto bytes = static_cast<int64_t>(sparse_prefill_workspace_size(call, o));
+    if (bytes > workspace.size()) workspace = arena.allocate(DType::u8, {bytes});
+    if (bytes > 0) {
+      o.workspace = workspace.data;
+      o.workspace_bytes = static_cast<size_t>(workspace.size());
+    }
     return o;
   }
+  Options options() { return options_for(args); }
 
   Result fetch() const {
     Result result;
@@ -134,8 +151,8 @@ struct DeviceStep {
     return part;
   }
 
-  Result direct(std::string_view backend = "cuda-sm80") {
-    sparse_prefill(args, options(backend));
+  Result direct() {
+    sparse_prefill(args, options());
     return fetch();
   }
 
@@ -148,8 +165,7 @@ struct DeviceStep {
 
   /// plan, then fill and finish for each group. `pages` receives the page list of each group.
   Result planned(const TensorView& cache, const TensorView& table,
-                 std::vector<std::vector<int32_t>>* pages = nullptr,
-                 std::string_view backend = "cuda-sm80") {
+                 std::vector<std::vector<int32_t>>* pages = nullptr) {
     if (host.rows() == 0) return fetch();
     const int64_t groups = cache.shape[1], heads = host.heads() / groups;
     CompactPagedPrefill plan;
@@ -174,14 +190,13 @@ struct DeviceStep {
       const auto slice = [&](const TensorView& t) {
         return t.slice(1, g * heads, (g + 1) * heads);
       };
-      plan.prepare_chunk(0, slice(args.query), group_cache, regions, table, args.owners,
-                         options(backend));
+      plan.prepare_chunk(0, slice(args.query), group_cache, regions, table, args.owners, options());
       if (pages != nullptr) {
         pages->emplace_back(static_cast<size_t>(plan.pages().size()));
         arena.download(plan.pages(), pages->back().data());
       }
       plan.finish({}, group_cache, slice(args.output), slice(args.lse), args.k_scale, args.v_scale,
-                  options(backend));
+                  options());
     }
     return fetch();
   }

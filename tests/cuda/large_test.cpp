@@ -42,6 +42,20 @@ void expect_rows(const SparsePrefillArgs& args, const Step& step, DeviceArena& a
   }
 }
 
+void prefill(const SparsePrefillArgs& args, DeviceArena& arena) {
+  Options options;
+  options.backend = test_backend;
+  ASSERT_TRUE(backend_supports(test_backend, args).ok)
+      << backend_supports(test_backend, args).reason;
+  const auto bytes = static_cast<int64_t>(sparse_prefill_workspace_size(args, options));
+  if (bytes > 0) {
+    options.workspace = arena.allocate(DType::u8, {bytes}).data;
+    options.workspace_bytes = static_cast<size_t>(bytes);
+  }
+  ++calls_under_test;
+  sparse_prefill(args, options);
+}
+
 Step rows_of(int64_t rows, int64_t heads, int64_t dim) {
   SyntheticSpec spec = {.rows = std::min<int64_t>(rows, 2000),
                         .requests = 1,
@@ -93,7 +107,7 @@ TEST(Large, SeventyThousandRows) {
   args.output = arena.allocate(DType::f32, {70000, 1, 64});
   args.lse = arena.allocate(DType::f32, {70000, 1});
   args.scale = base.scale;
-  sparse_prefill(args, {.backend = "cuda-sm80"});
+  prefill(args, arena);
   expect_rows(args, repeated.step, arena, {0, 1, 65535, 65536, 69999}, 0, base.kv_cache.shape[0]);
 }
 
@@ -120,7 +134,7 @@ TEST(Large, QueryBeyondTwoToThe31Elements) {
     for (auto& q : query) q = f32_to_bf16(static_cast<float>(random() % 2000) / 1000.0f - 1.0f);
     arena.assign(args.query.slice(0, row, row + 1), query.data());
   }
-  sparse_prefill(args, {.backend = "cuda-sm80"});
+  prefill(args, arena);
   expect_rows(args, repeated.step, arena, checked, 0, base.kv_cache.shape[0]);
 }
 
@@ -150,7 +164,7 @@ TEST(Large, CacheBeyondTwoToThe31Elements) {
   args.output = arena.allocate(DType::f32, {base.rows(), 16, 192});
   args.lse = arena.allocate(DType::f32, {base.rows(), 16});
   args.scale = base.scale;
-  sparse_prefill(args, {.backend = "cuda-sm80"});
+  prefill(args, arena);
   expect_rows(args, moved, arena, {0, base.rows() / 2, base.rows() - 1}, first, used);
 }
 

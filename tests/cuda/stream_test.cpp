@@ -57,7 +57,7 @@ TEST(Stream, TwoPlansAlternateUnderALongRunningKernel) {
   DeviceStep heavy(heavy_step), a(a_step), b(b_step);
   const auto a_positions = a.host_positions(), b_positions = b.host_positions();
   Stream stream;
-  const auto with_stream = [&](const DeviceStep& device) {
+  const auto with_stream = [&](DeviceStep& device) {
     Options options = device.options();
     options.stream = stream.handle;
     return options;

@@ -94,6 +94,7 @@ void fuzz_plan(Input& in) {
              .scale = 1,
              .block_size = block_size,
              .contiguous_query = false});
+  if (region_count > 5000) return;  // the plan is made; its selections would not fit memory
   std::vector<int32_t> owners(static_cast<size_t>(rows)), table(static_cast<size_t>(2 * columns));
   std::vector<int32_t> regions(static_cast<size_t>(rows * region_count)),
       exact(static_cast<size_t>(rows));

@@ -192,7 +192,17 @@ PathResult run_path(const Step& step, Path path, DType output_dtype, const Optio
   const SparsePrefillArgs args = args_of(on_device, output, lse);
   Options with_status = options;
   with_status.status = on_host ? &result.status : static_cast<int32_t*>(status.data);
-  result.backend = choose_backend(path == Path::direct ? args : first_group(args), with_status);
+  if (path == Path::direct && !on_host) {
+    // Scratch memory is the caller's on a device: without it the slower kernels serve the call.
+    const size_t bytes = sparse_prefill_workspace_size(args, options);
+    with_status.workspace = device->allocate(DType::u8, {static_cast<int64_t>(bytes)}).data;
+    with_status.workspace_bytes = bytes;
+  }
+  // A forced backend may serve the planned path of a step whose direct path it refuses.
+  result.backend =
+      path != Path::direct && !options.backend.empty()
+          ? std::string(options.backend)
+          : choose_backend(path == Path::direct ? args : first_group(args), with_status);
   if (path == Path::direct) {
     Stopwatch watch(result.timing.attention, *device);
     sparse_prefill(args, with_status);

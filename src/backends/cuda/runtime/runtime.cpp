@@ -80,6 +80,7 @@ DeviceLimits device_limits(int32_t device) {
   read(&limits.compute_major, cudaDevAttrComputeCapabilityMajor);
   read(&limits.compute_minor, cudaDevAttrComputeCapabilityMinor);
   read(&limits.shared_bytes_optin, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  read(&limits.multiprocessors, cudaDevAttrMultiProcessorCount);
   return limits;
 }
 

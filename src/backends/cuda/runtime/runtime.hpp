@@ -51,6 +51,7 @@ struct DeviceLimits {
   int compute_major = 0;
   int compute_minor = 0;
   int shared_bytes_optin = 0;  ///< most shared memory of a CTA
+  int multiprocessors = 0;
 };
 DeviceLimits device_limits(int32_t device);
 

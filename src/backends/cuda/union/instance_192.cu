@@ -1,0 +1,10 @@
+#include "backends/cuda/union/instance.cuh"
+
+namespace octopage::cuda {
+
+void union_attention_192(DType dtype, const UnionAttentionParams& params, const CUtensorMap& map,
+                         int grid, void* stream) {
+  launch_dim<192>(dtype, params, map, grid, stream);
+}
+
+}  // namespace octopage::cuda

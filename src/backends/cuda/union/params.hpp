@@ -1,0 +1,136 @@
+#ifndef OCTOPAGE_BACKENDS_CUDA_UNION_PARAMS_HPP_
+#define OCTOPAGE_BACKENDS_CUDA_UNION_PARAMS_HPP_
+
+// What the two kernels of the union path share: the page lists that `unions` writes and
+// `union_attention` reads, and their parameter records. No CUDA in this file.
+//
+//   span   kTileRows neighbouring rows, the first a multiple of it. A CTA of `unions` each.
+//   tile   the rows of a span that neighbour each other and belong to one request: nearly always
+//          all. Their 16 * 8 (row, head) pairs are the rows of the matrix products.
+//   half   the rows of a tile that one warpgroup computes: the first or the second half.
+//   batch  eight pages that are loaded together: one slot of K, one of V.
+//   step   a batch as one half sees it. A batch that no row of a half selected is no step of it.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "octopage/page_arithmetic.hpp"
+
+namespace octopage::cuda {
+
+inline constexpr int kMatrixRows = 128;   // of a tile: two warpgroups of 64
+inline constexpr int kMostTileRows = 32;  // with 4 heads per group
+inline constexpr int kBatchPages = 8;
+inline constexpr int kUnionThreads = 256;
+
+/// Rows of a tile whose groups have that many heads: heads are padded to a power of two from 4.
+constexpr int head_shift(int64_t heads_per_group) {
+  int shift = 2;
+  while ((int64_t{1} << shift) < heads_per_group) ++shift;
+  return shift;
+}
+constexpr int tile_rows(int64_t heads_per_group) {
+  return kMatrixRows >> head_shift(heads_per_group);
+}
+
+/// A tile as `unions` leaves it; the first ten words are read by one warp at once.
+struct TileHeader {
+  int32_t row;          ///< first row of the call
+  int32_t rows;         ///< of the tile
+  int32_t last;         ///< 1: the last tile of its span
+  int32_t first_batch;  ///< in the span's lists
+  int32_t batches;
+  int32_t steps[2];  ///< of each half
+  /// The page that holds the tile's newest position and its tokens up to there, as in `own`. Tokens
+  /// behind them may never have been written. -1 where nobody selected it.
+  int32_t tail;
+  int32_t unused;
+  uint32_t live;  ///< bit r: row r of the tile sees a token
+  /// By row of the tile: the place of its own page and the tokens it sees of it,
+  /// (batch * 8 + slot) * 8 + tokens - 1; -1 where it is not selected.
+  int32_t own[kMostTileRows];
+};
+inline constexpr int kHeaderWords = 10;
+static_assert(offsetof(TileHeader, own) == kHeaderWords * sizeof(int32_t));
+
+/// The lists of all spans in the workspace. Counting and laying out are one body.
+struct UnionLists {
+  TileHeader* headers;  ///< [selections, spans, tile_rows]
+  int32_t* pages;       ///< [selections, spans, capacity, 8] page ids, -1 pads
+  int32_t* steps;       ///< [selections, spans, 2, capacity] batch of each step
+  uint8_t* masks;  ///< [selections, spans, 2, capacity, half_rows] bit j: the row selects page j
+  int64_t spans;
+  int32_t tile_rows;
+  int32_t half_rows;  ///< max(tile_rows / 2, 1)
+  int32_t capacity;   ///< batches of a span
+
+  /// `selections`: groups, or 1 where all groups share one. Returns the bytes used from `base`,
+  /// which must be a multiple of 256 or null.
+  size_t lay_out(std::byte* base, int64_t rows, int64_t selections, int64_t region_count,
+                 int64_t heads_per_group) {
+    tile_rows = cuda::tile_rows(heads_per_group);
+    half_rows = tile_rows > 1 ? tile_rows / 2 : 1;
+    spans = (rows + tile_rows - 1) / tile_rows;
+    // Each tile pads the pages of both halves, of the first and of the second to full batches.
+    capacity = static_cast<int32_t>((tile_rows * region_count + 7) / 8 + 3 * tile_rows);
+    size_t used = 0;
+    const auto take = [&](int64_t count, size_t element_bytes) {
+      const size_t at = used;
+      used += (static_cast<size_t>(count) * element_bytes + 255) / 256 * 256;
+      return base == nullptr ? nullptr : base + at;
+    };
+    const int64_t lists = selections * spans;
+    headers = reinterpret_cast<TileHeader*>(take(lists * tile_rows, sizeof(TileHeader)));
+    pages = reinterpret_cast<int32_t*>(take(lists * capacity * kBatchPages, sizeof(int32_t)));
+    steps = reinterpret_cast<int32_t*>(take(lists * 2 * capacity, sizeof(int32_t)));
+    masks = reinterpret_cast<uint8_t*>(take(lists * 2 * capacity * half_rows, 1));
+    return used;
+  }
+};
+
+struct UnionsParams {
+  UnionLists lists;
+  BlockTableView table;
+  PageGeometry geometry;
+  const int32_t* owners;  ///< [rows]
+  int64_t stride_owners;
+  const void* positions;  ///< [rows] i32, or i64 where wide_positions
+  int64_t stride_positions;
+  const int32_t* regions;  ///< [rows, selections, region_count]
+  int64_t stride_regions_row;
+  int64_t stride_regions_selection;
+  int64_t stride_regions_entry;
+  int64_t region_count;
+  int64_t rows;
+  int32_t* status;  ///< [1]; may be null
+  int32_t wide_positions;
+};
+
+/// Strides in elements.
+struct UnionAttentionParams {
+  UnionLists lists;
+  const void* query;  ///< [rows, groups * heads_per_group, dim]
+  int64_t stride_query_row;
+  int64_t stride_query_head;
+  void* output;  ///< [rows, groups * heads_per_group, dim]
+  int64_t stride_output_row;
+  int64_t stride_output_head;
+  float* lse;  ///< [rows, groups * heads_per_group]; may be null
+  int64_t stride_lse_row;
+  int64_t stride_lse_head;
+  int64_t rows;      ///< of the call
+  float scale_log2;  ///< multiplies q . k, in units of log2
+  int32_t heads_per_group;
+  int32_t head_shift;  ///< log2 of the padded heads
+  int32_t groups;
+  int32_t shared_selection;  ///< all groups share one
+  int32_t output_is_f32;     ///< else the query's type
+  int32_t aligned_output;    ///< 16-byte stores are possible
+};
+static_assert(std::is_trivially_copyable_v<UnionsParams>);
+static_assert(std::is_trivially_copyable_v<UnionAttentionParams>);
+
+}  // namespace octopage::cuda
+
+#endif  // OCTOPAGE_BACKENDS_CUDA_UNION_PARAMS_HPP_

@@ -1,0 +1,370 @@
+// What only the union path can get wrong: shapes of its tiles, orders that could lock its ring,
+// what neighbours in a tile see of each other. Runs where it is the backend under test.
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "cuda/device_step.hpp"
+
+namespace octopage::test {
+namespace {
+
+class Union : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (test_backend != "cuda-sm90a") GTEST_SKIP() << "cuda-sm90a is not under test";
+  }
+  /// A direct call that the union path must take.
+  static Result run(DeviceStep& device) {
+    const Support support = backend_supports("cuda-sm90a", device.args);
+    EXPECT_TRUE(support.ok) << support.reason;
+    return device.direct();
+  }
+  static void expect_right(const Step& step, const std::string& what) {
+    DeviceStep device(step);
+    expect_close(run(device), reference(step), step, what);
+  }
+};
+
+/// Copies of the selections and rows that a test may change.
+struct Editable {
+  std::vector<int32_t> owners, positions, regions;
+  Step step;
+  explicit Editable(const Step& base)
+      : owners(copy(base.owners)),
+        positions(copy(base.positions)),
+        regions(copy(base.regions)),
+        step(base) {
+    step.owners.data = owners.data();
+    step.positions.data = positions.data();
+    step.regions.data = regions.data();
+  }
+  int64_t entries() const { return step.regions.size() / step.rows(); }  // of a row, all groups
+
+ private:
+  static std::vector<int32_t> copy(const TensorView& t) {
+    const auto* data = static_cast<const int32_t*>(t.data);
+    return {data, data + t.size()};
+  }
+};
+
+TEST_F(Union, EveryHeadCountDimAndType) {
+  uint64_t seed = 1000;
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const int64_t dim : {64, 128, 192, 256}) {
+      for (const int64_t heads : {1, 3, 4, 6, 8, 12, 16, 24, 32, 64, 100, 128}) {
+        const int64_t groups = heads <= 16 ? 2 : 1;
+        const Step step = make_synthetic_step({.rows = 41,
+                                               .requests = 2,
+                                               .context = 900,
+                                               .groups = groups,
+                                               .heads = heads * groups,
+                                               .dim = dim,
+                                               .region_count = 37,
+                                               .block_size = 40,
+                                               .query_dtype = type,
+                                               .kv_dtype = type,
+                                               .keep = 0.7,
+                                               .local_regions = 2,
+                                               .seed = seed++});
+        ASSERT_NO_FATAL_FAILURE(expect_right(step, std::string(name(type)) + " dim " +
+                                                       std::to_string(dim) + " heads " +
+                                                       std::to_string(heads)));
+      }
+    }
+  }
+}
+
+TEST_F(Union, InterleavedOwnersPaddingAndShuffledEntries) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    std::mt19937_64 random(seed);
+    const int64_t heads = std::vector<int64_t>{4, 8, 16, 64}[seed % 4];
+    Editable e(make_synthetic_step({.rows = 90,
+                                    .requests = 5,
+                                    .context = 1300,
+                                    .groups = 2,
+                                    .heads = heads * 2,
+                                    .dim = 128,
+                                    .region_count = 29,
+                                    .block_size = 16,
+                                    .keep = 0.6,
+                                    .local_regions = 1,
+                                    .seed = seed}));
+    const int64_t entries = e.entries(), rows = e.step.rows();
+    const auto swap_rows = [&](int64_t a, int64_t b) {
+      std::swap(e.owners[static_cast<size_t>(a)], e.owners[static_cast<size_t>(b)]);
+      std::swap(e.positions[static_cast<size_t>(a)], e.positions[static_cast<size_t>(b)]);
+      std::swap_ranges(e.regions.begin() + a * entries, e.regions.begin() + (a + 1) * entries,
+                       e.regions.begin() + b * entries);
+    };
+    if (seed % 3 != 0) {
+      for (int64_t row = rows - 1; row > 0; --row)
+        if (random() % 4 == 0) swap_rows(row, static_cast<int64_t>(random() % row));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t g = 0; g < 2; ++g) {
+        const auto begin = e.regions.begin() + row * entries + g * 29;
+        const int64_t count = std::min<int64_t>(e.positions[static_cast<size_t>(row)] / 8 + 1, 29);
+        std::shuffle(begin, begin + count, random);
+      }
+      if (random() % 9 == 0) e.positions[static_cast<size_t>(row)] = -3;
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_right(e.step, "seed " + std::to_string(seed)));
+  }
+}
+
+TEST_F(Union, AdversarialOrdersDoNotLockTheRing) {
+  // 16 heads: tiles of eight rows, halves of four. Regions by row of the tile and entry.
+  constexpr int64_t kCount = 48;
+  struct Pattern {
+    const char* name;
+    std::function<int32_t(int64_t row, int64_t entry)> region;
+  };
+  const Pattern patterns[] = {
+      {"all the same", [](int64_t, int64_t i) { return static_cast<int32_t>(i); }},
+      {"halves share nothing",
+       [](int64_t row, int64_t i) { return static_cast<int32_t>(2 * i + (row % 8 < 4 ? 0 : 1)); }},
+      {"first half low, second half high",
+       [](int64_t row, int64_t i) { return static_cast<int32_t>(i + (row % 8 < 4 ? 0 : 300)); }},
+      {"second half low, first half high",
+       [](int64_t row, int64_t i) { return static_cast<int32_t>(i + (row % 8 < 4 ? 300 : 0)); }},
+      {"every row its own",
+       [](int64_t row, int64_t i) { return static_cast<int32_t>(8 * i + row % 8); }},
+      {"second half selects nothing",
+       [](int64_t row, int64_t i) { return row % 8 < 4 ? static_cast<int32_t>(3 * i) : -1; }},
+      {"first half selects nothing",
+       [](int64_t row, int64_t i) { return row % 8 >= 4 ? static_cast<int32_t>(3 * i) : -1; }},
+      {"one region", [](int64_t, int64_t) { return 7; }},
+      {"one region of one row",
+       [](int64_t row, int64_t i) { return row % 8 == 6 && i == 0 ? 7 : -1; }},
+      {"nothing", [](int64_t, int64_t) { return -1; }},
+      {"every other tile nothing",
+       [](int64_t row, int64_t i) { return row / 8 % 2 == 0 ? static_cast<int32_t>(i) : -1; }},
+      {"a long surplus of the first half",
+       [](int64_t row, int64_t i) {
+         return row % 8 < 4 ? static_cast<int32_t>(i * 8 + row % 8) : static_cast<int32_t>(i % 2);
+       }},
+      {"a long surplus of the second half",
+       [](int64_t row, int64_t i) {
+         return row % 8 >= 4 ? static_cast<int32_t>(i * 8 + row % 8) : static_cast<int32_t>(i % 2);
+       }},
+  };
+  Editable e(make_synthetic_step({.rows = 2400,  // more tiles than multiprocessors
+                                  .requests = 1,
+                                  .context = 8000,
+                                  .groups = 1,
+                                  .heads = 16,
+                                  .dim = 64,
+                                  .region_count = kCount,
+                                  .block_size = 64,
+                                  .local_regions = 1,
+                                  .seed = 4}));
+  for (const Pattern& pattern : patterns) {
+    for (int64_t row = 0; row < e.step.rows(); ++row) {
+      for (int64_t i = 0; i < kCount; ++i) {
+        // Duplicates are a caller's mistake that a row alone must not pay for: make them invalid.
+        int32_t region = pattern.region(row, i);
+        for (int64_t before = 0; before < i && region >= 0; ++before)
+          if (e.regions[static_cast<size_t>(row * kCount + before)] == region) region = -1;
+        e.regions[static_cast<size_t>(row * kCount + i)] = region;
+      }
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_right(e.step, pattern.name));
+  }
+}
+
+TEST_F(Union, LaunchedBackToBack) {
+  const Step step = make_synthetic_step({.rows = 300,
+                                         .requests = 3,
+                                         .context = 3000,
+                                         .groups = 2,
+                                         .heads = 32,
+                                         .dim = 192,
+                                         .region_count = 64,
+                                         .block_size = 64,
+                                         .keep = 0.8,
+                                         .seed = 12});
+  DeviceStep device(step, DType::bf16);
+  const Result first = run(device);
+  const Options options = device.options();
+  for (int i = 0; i < 1500; ++i) sparse_prefill(device.args, options);
+  const Result last = device.fetch();
+  EXPECT_EQ(first.bits, last.bits);
+  EXPECT_EQ(first.lse, last.lse);
+  expect_close(last, reference(step), step, "after 1500 launches", DType::bf16);
+}
+
+TEST_F(Union, OneSelectionForAllGroups) {
+  Step step = make_synthetic_step({.rows = 50,
+                                   .requests = 2,
+                                   .context = 1000,
+                                   .groups = 4,
+                                   .heads = 32,
+                                   .dim = 192,
+                                   .region_count = 31,
+                                   .block_size = 64,
+                                   .keep = 0.8,
+                                   .local_regions = 1,
+                                   .seed = 5});
+  const Editable e(step);
+  std::vector<int32_t> shared;
+  for (int64_t row = 0; row < step.rows(); ++row) {
+    const auto begin = e.regions.begin() + row * e.entries();
+    shared.insert(shared.end(), begin, begin + 31);
+  }
+  step.regions = TensorView::contiguous(shared.data(), DType::i32, {50, 31});
+  expect_right(step, "shared selection");
+}
+
+TEST_F(Union, ANonFiniteKeyShowsOnlyWhereItIsSelected) {
+  // Keys are exact in every row of a tile; values of a written token may reach its neighbours.
+  Step step = make_synthetic_step({.rows = 16,
+                                   .requests = 1,
+                                   .context = 2000,
+                                   .groups = 1,
+                                   .heads = 16,
+                                   .dim = 128,
+                                   .region_count = 24,
+                                   .block_size = 8,
+                                   .keep = 0.5,
+                                   .local_regions = 1,
+                                   .poison = false,
+                                   .seed = 3});
+  for (const uint16_t bits : {0x7fc0, 0x7f80, 0xff80}) {  // NaN, Inf, -Inf
+    std::vector<uint16_t> memory(static_cast<size_t>(step.kv_cache.size()) + 8);
+    void* aligned = memory.data();
+    size_t space = memory.size() * 2;
+    std::align(16, static_cast<size_t>(step.kv_cache.size()) * 2, aligned, space);
+    auto* cache = static_cast<uint16_t*>(aligned);
+    std::memcpy(cache, step.kv_cache.data, static_cast<size_t>(step.kv_cache.size()) * 2);
+    const auto* regions = static_cast<const int32_t*>(step.regions.data);
+    const int32_t region = regions[5 * 24 + 9];  // of row 5
+    const int64_t block = static_cast<const int32_t*>(step.block_table.data)[region];
+    for (int64_t d = 0; d < 128; ++d) cache[(block * 8 + 3) * 256 + d] = bits;
+    Step dirty = step;
+    dirty.kv_cache.data = cache;
+    DeviceStep clean_device(step), dirty_device(dirty);
+    const Result before = run(clean_device), after = run(dirty_device);
+    int64_t untouched = 0;
+    for (int64_t row = 0; row < step.rows(); ++row) {
+      const bool selects = std::count(regions + row * 24, regions + (row + 1) * 24, region) > 0;
+      const auto begin = static_cast<size_t>(row * 16 * 128);
+      for (size_t i = begin; i < begin + 16 * 128 && !selects; ++i)
+        ASSERT_NEAR(after.output[i], before.output[i], 2e-2) << "row " << row << ", bits " << bits;
+      untouched += selects ? 0 : 1;
+    }
+    EXPECT_GT(untouched, 0);
+  }
+}
+
+TEST_F(Union, RequestsAreIsolated) {
+  // NaN in everything one request has written: the other requests keep their bits.
+  Step step = make_synthetic_step({.rows = 40,
+                                   .requests = 4,
+                                   .context = 700,
+                                   .groups = 1,
+                                   .heads = 8,
+                                   .dim = 192,
+                                   .region_count = 20,
+                                   .block_size = 16,
+                                   .local_regions = 1,
+                                   .poison = false,
+                                   .seed = 8});
+  std::vector<uint16_t> memory(static_cast<size_t>(step.kv_cache.size()) + 8);
+  void* aligned = memory.data();
+  size_t space = memory.size() * 2;
+  std::align(16, static_cast<size_t>(step.kv_cache.size()) * 2, aligned, space);
+  auto* cache = static_cast<uint16_t*>(aligned);
+  std::memcpy(cache, step.kv_cache.data, static_cast<size_t>(step.kv_cache.size()) * 2);
+  const int64_t columns = step.block_table.shape[1];
+  const auto* table = static_cast<const int32_t*>(step.block_table.data);
+  const auto* owners = static_cast<const int32_t*>(step.owners.data);
+  int64_t newest = -1;
+  for (int64_t row = 0; row < step.rows(); ++row)
+    if (owners[row] == 1) newest = std::max(newest, position_of(step.positions, row));
+  for (int64_t c = 0; c <= newest / 16; ++c) {  // what lies behind belongs to others
+    const int32_t block = table[columns + c];
+    std::fill_n(cache + int64_t{block} * 16 * 384, 16 * 384, uint16_t{0x7fc0});
+  }
+  Step dirty = step;
+  dirty.kv_cache.data = cache;
+  DeviceStep clean_device(step), dirty_device(dirty);
+  const Result before = run(clean_device), after = run(dirty_device);
+  for (int64_t row = 0; row < step.rows(); ++row) {
+    const auto begin = static_cast<size_t>(row * 8 * 192);
+    const bool same =
+        std::memcmp(after.output.data() + begin, before.output.data() + begin, 8 * 192 * 4) == 0;
+    EXPECT_EQ(same, owners[row] != 1) << row;
+  }
+}
+
+TEST_F(Union, TheWorkspaceDecides) {
+  const Step step = make_synthetic_step({.rows = 20,
+                                         .requests = 1,
+                                         .context = 500,
+                                         .groups = 1,
+                                         .heads = 16,
+                                         .dim = 192,
+                                         .region_count = 16,
+                                         .seed = 1});
+  DeviceStep device(step);
+  const size_t bytes = sparse_prefill_workspace_size(device.args);
+  ASSERT_GT(bytes, 0u);
+  Options options;
+  EXPECT_EQ(choose_backend(device.args, options), "cuda-sm80") << "none given";
+  options.batch_invariant = true;
+  EXPECT_EQ(sparse_prefill_workspace_size(device.args, options), 0u) << "row by row";
+  options.batch_invariant = false;
+  const TensorView workspace = device.arena.allocate(DType::u8, {static_cast<int64_t>(bytes)});
+  options.workspace = workspace.data;
+  options.workspace_bytes = bytes;
+  EXPECT_EQ(choose_backend(device.args, options), "cuda-sm90a");
+  sparse_prefill(device.args, options);
+  expect_close(device.fetch(), reference(step), step, "exact workspace");
+  options.workspace_bytes = bytes - 1;
+  EXPECT_THROW(sparse_prefill(device.args, options), Error);
+  options.backend = "cuda-sm90a";
+  options.workspace = nullptr;
+  EXPECT_THROW(sparse_prefill(device.args, options), Error);
+  // An odd address of the workspace is as good as any.
+  const TensorView odd = device.arena.allocate(DType::u8, {static_cast<int64_t>(bytes) + 3});
+  options.workspace = static_cast<uint8_t*>(odd.data) + 3;
+  options.workspace_bytes = bytes;
+  sparse_prefill(device.args, options);
+  expect_close(device.fetch(), reference(step), step, "odd workspace");
+}
+
+TEST_F(Union, RefusalsNameTheirReason) {
+  const Step step = make_synthetic_step({.rows = 20,
+                                         .requests = 1,
+                                         .context = 500,
+                                         .groups = 1,
+                                         .heads = 16,
+                                         .dim = 192,
+                                         .region_count = 16,
+                                         .seed = 1});
+  DeviceStep device(step);
+  const auto reason = [&](SparsePrefillArgs args, Options options = {}) {
+    const Support support = backend_supports("cuda-sm90a", args, options);
+    EXPECT_FALSE(support.ok);
+    return support.reason;
+  };
+  const auto has = [](const std::string& text, const char* word) {
+    return text.find(word) != std::string::npos;
+  };
+  SparsePrefillArgs args = device.args;
+  args.scale = -1.0f;
+  EXPECT_TRUE(has(reason(args), "scale"));
+  args = device.args;
+  args.query.strides[1] += 1;
+  EXPECT_TRUE(has(reason(args), "query"));
+  args = device.args;
+  args.output.strides[0] += 1;
+  EXPECT_TRUE(has(reason(args), "output"));
+  EXPECT_TRUE(has(reason(device.args, {.batch_invariant = true}), "batch-invariant"));
+}
+
+}  // namespace
+}  // namespace octopage::test
