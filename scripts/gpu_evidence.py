@@ -164,6 +164,10 @@ def main():
                             ("sanitizers", lambda: {b: run_sanitizers(programs, b) for b in wanted})):
             evidence[name] = stage()
             out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
+            if name == "tests" and any(result["exit_code"] not in (0, 77) for result in evidence[name].values()):
+                print(json.dumps(evidence[name], indent=1))
+                print("FAILED: nothing is measured before the tests pass")
+                return 1
     bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
     for b in wanted:

@@ -124,6 +124,13 @@ struct LaneRows {
   }
 };
 
+/// A barrier of this consumer warpgroup.
+__device__ __forceinline__ void warpgroup_barrier() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  ptx::named_barrier(thread / 128, 128);  // 0 is __syncthreads'
+}
+
 /// A step as it comes: which batch, and which of its pages the lane's rows selected.
 template <int kRows>
 struct Step {
@@ -202,8 +209,8 @@ __device__ __forceinline__ void load_query(const uint32_t* const (&from)[2],
 /// warpgroup.
 template <typename Traits>
 __device__ __forceinline__ void share_query(const uint32_t* const (&from)[2], uint32_t shared,
-                                            int half, const LaneRows& lane_rows) {
-  ptx::named_barrier(1 + half, 128);  // nobody reads the tile before
+                                            const LaneRows& lane_rows) {
+  warpgroup_barrier();  // nobody reads the tile before
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = lane_rows.matrix_row % 64 + h * 8;
@@ -215,7 +222,7 @@ __device__ __forceinline__ void share_query(const uint32_t* const (&from)[2], ui
     }
   }
   ptx::async_proxy_fence();
-  ptx::named_barrier(1 + half, 128);
+  warpgroup_barrier();
 }
 
 /// Running state of the softmax of the lane's two rows, scores in units of log2.
@@ -322,7 +329,7 @@ __device__ __forceinline__ void hide_future(float (&scores)[32], int32_t batch,
 /// Zeroes V of the tokens of a page that come after the first `tokens`. All threads of the
 /// warpgroup; both warpgroups may do it to the same page.
 template <typename Traits>
-__device__ __forceinline__ void zero_tail(uint32_t page, int tokens, int half) {
+__device__ __forceinline__ void zero_tail(uint32_t page, int tokens) {
   const int words = (static_cast<int>(kPageTokens) - tokens) * Traits::kChunks * 8;
   for (int i = static_cast<int>(threadIdx.x) % 128; i < words; i += 128) {
     const uint32_t at = page + i / 8 % Traits::kChunks * 1024 +
@@ -330,7 +337,7 @@ __device__ __forceinline__ void zero_tail(uint32_t page, int tokens, int half) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
   }
   ptx::async_proxy_fence();
-  ptx::named_barrier(1 + half, 128);
+  warpgroup_barrier();
 }
 
 /// Turns four packed pairs of eight-column tiles of a quad of lanes around: lane i gets the eight
@@ -438,8 +445,19 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const LaneRows first_lane_rows(half, warp, lane);
   // The lane's first row in its half; with one row to a tile both halves compute it.
-  const int mask_row =
-      p.lists.tile_rows > 1 ? first_lane_rows.row(p, 0) - half * p.lists.half_rows : 0;
+  const auto mask_row_of = [&](const LaneRows& lane_rows) {
+    return p.lists.tile_rows > 1
+               ? lane_rows.row(p, 0) - lane_rows.matrix_row / 64 * p.lists.half_rows
+               : 0;
+  };
+  const int kept_mask_row = mask_row_of(first_lane_rows);
+  // Where registers are short it is computed anew each time.
+  const auto half_now = [&] {
+    return Traits::kOneProbabilitySet ? LaneRows::anew().matrix_row / 64 : half;
+  };
+  const auto mask_row = [&] {
+    return Traits::kOneProbabilitySet ? mask_row_of(LaneRows::anew()) : kept_mask_row;
+  };
   const float scale = p.scale_log2;
   const uint32_t shared_query = shared.query + half * (Traits::kQueryBytes / 2);
 
@@ -478,7 +496,8 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     const uint32_t* const from[2] = {query_of_lane(p, row, first_head, lane_rows, 0),
                                      query_of_lane(p, row, first_head, lane_rows, 1)};
     if constexpr (Traits::kQueryInShared) {
-      share_query<Traits>(from, shared_query, half, lane_rows);
+      share_query<Traits>(
+          from, shared.query + lane_rows.matrix_row / 64 * (Traits::kQueryBytes / 2), lane_rows);
     } else {
       load_query<Traits>(from, query);
     }
@@ -487,28 +506,46 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
   TileCursor cursor = {blockIdx.x, 0};
   if (!cursor.valid(p)) return;
   TileInput<Traits::kRows> input =
-      load_tile<Traits::kRows>(p, cursor, half, 0, mask_row, first_lane_rows);
+      load_tile<Traits::kRows>(p, cursor, half, 0, mask_row(), first_lane_rows);
   fetch_query(cursor, cursor.row(p), first_lane_rows);
   while (true) {
     const auto word = [&](int i) { return __shfl_sync(~0u, input.header, i); };
-    const int32_t steps = word(5 + half);
+    const int32_t steps = word(5 + half_now());
     SoftmaxState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 #pragma unroll
     for (int i = 0; i < Traits::kDim / 2; ++i) sums[i] = 0.0f;
 
-    int32_t batch = -1;  // the last one that is behind us
+    int32_t batch = -1;  // the last one whose scores were issued
     if (steps > 0) {
-      uint32_t next_step = steps_at(p, cursor, half, word(3));
-      const uint32_t end = next_step + static_cast<uint32_t>(steps);
-      // -1 is no batch's.
-      const int32_t tail = word(7);
-      // V of a batch is there, and finite where nobody has written.
-      const auto wait_values = [&](const Position<Traits>& at) {
-        wait_full(at);
+      // Steps are known two ahead: one is loaded while the place of the one after this is computed.
+      uint32_t next_step = steps_at(p, cursor, half_now(), word(3)) + 1;
+      const uint32_t end = next_step - 1 + static_cast<uint32_t>(steps);
+      int32_t coming = uniform(input.step.batch);
+      uint32_t mask[Traits::kRows], coming_mask[Traits::kRows];
+#pragma unroll
+      for (int r = 0; r < Traits::kRows; ++r) coming_mask[r] = input.step.mask[r];
+      Step<Traits::kRows> next = {};
+      if (next_step < end) next = load_step<Traits::kRows>(p, next_step, mask_row());
+      Position<Traits> keys = position_of(coming, 0), values = keys;
+      const int32_t tail = word(7);  // -1 is no batch's
+
+      // What can be done while the products of a step are under way: V of its batch is there, and
+      // finite where nobody has written; the step after it is known.
+      const auto look_ahead = [&] {
+        batch = coming;
+        values = position_of(batch, 1);
+        wait_full(values);
         if (__builtin_expect(tail >> 6 == batch, 0)) {
-          zero_tail<Traits>(address(at) + (tail >> 3 & 7) * Traits::kPageBytes, (tail & 7) + 1,
-                            half);
+          zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes, (tail & 7) + 1);
         }
+        coming = uniform(next.batch);
+#pragma unroll
+        for (int r = 0; r < Traits::kRows; ++r) {
+          mask[r] = coming_mask[r];
+          coming_mask[r] = next.mask[r];
+        }
+        if (++next_step < end) next = load_step<Traits::kRows>(p, next_step, mask_row());
+        keys = position_of(coming, 0);
       };
       const auto hide = [&] {
         bool here = false;
@@ -516,55 +553,37 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         for (int r = 0; r < Traits::kRows; ++r) here |= input.own[r] >> 6 == batch;
         if (__builtin_expect(here, 0)) hide_future(scores, batch, input.own, lane);
       };
-      // Steps are loaded one ahead.
-      Step<Traits::kRows> next;
-      uint32_t mask[Traits::kRows];
-      const auto take_step = [&] {
-#pragma unroll
-        for (int r = 0; r < Traits::kRows; ++r) mask[r] = next.mask[r];
-        if (++next_step < end) next = load_step<Traits::kRows>(p, next_step, mask_row);
-      };
-      if constexpr (Traits::kOneProbabilitySet) {  // no register to hold it since then
-        next = load_step<Traits::kRows>(p, next_step, mask_row);
-      } else {
-        next = input.step;
-      }
       {
-        const int32_t coming = uniform(next.batch);
         walk(0, coming);
-        batch = coming;
-        const auto keys = position_of(batch, 0);
         wait_full(keys);
         Products<Traits>::issue_scores(scores, query, shared_query, address(keys));
-        take_step();
+        const Position<Traits> read = keys;
+        look_ahead();
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
-        release(keys);
+        release(read);
         hide();
         float correction[2];
         softmax<Traits>(scores, mask, scale, state, correction, probabilities);
       }
       // Scores of a step beside the values of the step before.
       const auto step = [&](uint32_t(&ready)[16], uint32_t(&made)[16]) {
-        const int32_t coming = uniform(next.batch);
         walk(batch + 1, coming);
-        const auto values = position_of(batch, 1), keys = position_of(coming, 0);
-        wait_values(values);
         wait_full(keys);
-        batch = coming;
         ptx::pin(ready);
         Products<Traits>::issue_scores(scores, query, shared_query, address(keys));
         Products<Traits>::issue_values(sums, ready, address(values));
-        take_step();
+        const Position<Traits> read_keys = keys, read_values = values;
+        look_ahead();
         if constexpr (Traits::kOneProbabilitySet) {
           ptx::wgmma_wait<0>();
           ptx::pin(sums);
-          release(values);
+          release(read_values);
         } else {
           ptx::wgmma_wait<1>();
         }
         ptx::pin(scores);
-        release(keys);
+        release(read_keys);
         hide();
         float correction[2];
         const bool redone = softmax<Traits>(scores, mask, scale, state, correction, made);
@@ -573,7 +592,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           ptx::wgmma_wait<0>();
           ptx::pin(sums);
           ptx::pin(ready);
-          release(values);
+          release(read_values);
         }
         if (__builtin_expect(redone, 0)) {
 #pragma unroll
@@ -581,23 +600,22 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           ptx::pin(sums);
         }
       };
+      int32_t left = steps - 1;
       if constexpr (Traits::kOneProbabilitySet) {
-        while (next_step != end) step(probabilities, probabilities);
+        for (; left > 0; --left) step(probabilities, probabilities);
       } else {
         uint32_t more[16];
-        while (end - next_step >= 2) {
+        for (; left >= 2; left -= 2) {
           step(probabilities, more);
           step(more, probabilities);
         }
-        if (next_step != end) {
+        if (left != 0) {
           step(probabilities, more);
 #pragma unroll
           for (int i = 0; i < 16; ++i) probabilities[i] = more[i];
           ptx::pin(probabilities);
         }
       }
-      const auto values = position_of(batch, 1);
-      wait_values(values);
       ptx::pin(probabilities);
       Products<Traits>::issue_values(sums, probabilities, address(values));
 #pragma unroll
@@ -616,15 +634,21 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     walk(batch + 1, batches);
     first += static_cast<uint32_t>(batches);
 
-    // The next tile's loads are under way while this one is written.
     const LaneRows lane_rows = LaneRows::anew();
     const int64_t first_head = int64_t{cursor.group(p)} * p.heads_per_group;
     cursor.advance(last);
     const bool more = cursor.valid(p);
     const int32_t next_row = last ? cursor.row(p) : row + rows;
-    if (more) {
-      input = load_tile<Traits::kRows>(p, cursor, half, next_first_batch, mask_row, lane_rows);
-      if constexpr (!Traits::kQueryInShared) fetch_query(cursor, next_row, lane_rows);
+    // Where registers allow it, the next tile's loads are under way while this one is written.
+    const auto fetch_tile = [&] {
+      input =
+          load_tile<Traits::kRows>(p, cursor, half_now(), next_first_batch, mask_row(), lane_rows);
+    };
+    if constexpr (!Traits::kOneProbabilitySet) {
+      if (more) fetch_tile();
+    }
+    if constexpr (!Traits::kQueryInShared) {
+      if (more) fetch_query(cursor, next_row, lane_rows);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -648,6 +672,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
       }
     }
     if (!more) return;
+    if constexpr (Traits::kOneProbabilitySet) fetch_tile();
     if constexpr (Traits::kQueryInShared) fetch_query(cursor, next_row, lane_rows);
   }
 }

@@ -48,8 +48,8 @@ struct UnionTraits {
   static constexpr int kSlotsThatFit =
       (kSharedBytesOfCta - kBarrierBytes - kQueryBytes) / kSlotBytes;
   static constexpr int kSlots = kSlotsThatFit < 16 ? kSlotsThatFit : 16;
-  // A half that holds V of one batch waits for K of the next but one at most.
-  static_assert(kSlots >= 4, "the ring would lock up");
+  // A half that holds V of one batch waits for V of the next but one at most.
+  static_assert(kSlots >= 5, "the ring would lock up");
   static_assert(2 * kSlots * 8 <= kBarrierBytes);
   static constexpr int kSharedBytes = kSlots * kSlotBytes + kQueryBytes + kBarrierBytes;
 

@@ -69,12 +69,19 @@ struct SharedLayout {
   __host__ __device__ bool tables_fit() const { return size_t{8} * batches <= kWindowBytes; }
 };
 
-/// How many of the words' marks are set.
-__device__ __forceinline__ uint32_t marked(uint8_t, uint32_t word) {  // bit 8i+7: mark i is set
+/// A bit for each mark of the word: it is set.
+__device__ __forceinline__ uint32_t marked(uint8_t, uint32_t word) {  // mark i: bit 8 i + 7
   return (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
 }
 __device__ __forceinline__ uint32_t marked(uint32_t, uint32_t word) {
-  return word != 0 ? 0x80000000u : 0u;
+  return word != 0 ? 1u : 0u;
+}
+/// The same side by side, mark i in bit i.
+__device__ __forceinline__ uint32_t marked_bits(uint8_t tag, uint32_t word) {
+  return (marked(tag, word) >> 7) * 0x01020408u >> 24 & 15;
+}
+__device__ __forceinline__ uint32_t marked_bits(uint32_t tag, uint32_t word) {
+  return marked(tag, word);
 }
 
 /// The rows of a span, in shared memory.
@@ -296,11 +303,12 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         gathered += static_cast<int32_t>(scratch[w]);
       }
       for (int i = lane; i < part; i += 32) {
-        const uint4 four = from[i];
-        const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-        int32_t count = 0;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) count += __popc(marked(Mark{}, words[k]));
+        const uint4 words = from[i];
+        uint32_t set = marked_bits(Mark{}, words.x) |
+                       marked_bits(Mark{}, words.y) << kMarksPerWord |
+                       marked_bits(Mark{}, words.z) << 2 * kMarksPerWord |
+                       marked_bits(Mark{}, words.w) << 3 * kMarksPerWord;
+        const int32_t count = __popc(set);
         int32_t up_to = count;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -309,17 +317,13 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         }
         int32_t to = base + up_to - count;
         base += __shfl_sync(~0u, up_to, 31);
-        const auto region = static_cast<uint32_t>(window) +
-                            static_cast<uint32_t>((warp * part + i) * 4 * kMarksPerWord);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          for (uint32_t set = marked(Mark{}, words[k]); set != 0; set &= set - 1) {
-            const int bit = __ffs(static_cast<int>(set)) - 1;
-            const int which = bit * kMarksPerWord / 32;
-            const auto mark = static_cast<Mark>(words[k] >> (which * (8 * sizeof(Mark) % 32)));
-            list[to++] = static_cast<Packed>(region + k * kMarksPerWord + which) << kMarkBits |
-                         static_cast<Packed>(mark);
-          }
+        const int first_mark = (warp * part + i) * 4 * kMarksPerWord;
+        for (; set != 0; set &= set - 1) {
+          const int at = first_mark + __ffs(static_cast<int>(set)) - 1;
+          list[to++] =
+              static_cast<Packed>(static_cast<uint32_t>(window) + static_cast<uint32_t>(at))
+                  << kMarkBits |
+              static_cast<Packed>(reinterpret_cast<const Mark*>(shared)[at]);
         }
       }
       __syncthreads();
