@@ -8,6 +8,7 @@ packages=(
   libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev libtbb-dev        # library and command line
   libgtest-dev librapidcheck-dev                                          # tests
   libbenchmark-dev libopenblas-dev                                        # benchmarks
+  python3-venv python3-dev                                                # Python package and its tests
   clang libclang-rt-14-dev                                                # fuzzing
 )
 

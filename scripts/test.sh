@@ -5,6 +5,7 @@
 #     asan    AddressSanitizer and UBSan: library, command line and step-file tests
 #     tsan    ThreadSanitizer: the tests that run threads
 #     fuzz    both libFuzzer targets, briefly (clang)
+#     python  the package, installed by pip into an environment of its own; CPU, numpy
 #     cuda    all CUDA code compiles without register spills; runs on a GPU if there is one (nvcc)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -42,6 +43,20 @@ build cpu cpu "" -DOCTOPAGE_WERROR=ON -DOCTOPAGE_BENCH=ON && run cpu
 build asan asan "" -DOCTOPAGE_EXAMPLES=OFF && run asan -E '^(install|project)_'
 build tsan tsan "" -DOCTOPAGE_EXAMPLES=OFF && run tsan -E '^(install|project|step|cli)_'
 CC=clang CXX=clang++ build fuzz cpu "fuzz_step_file fuzz_planner" -DOCTOPAGE_FUZZ=ON -DOCTOPAGE_EXAMPLES=OFF && run fuzz -R '^fuzz_'
+
+echo "== build python"
+if { python3 -m venv build/venv &&
+     build/venv/bin/pip install -q --upgrade "scikit-build-core>=0.10" "nanobind>=2.4" numpy ml_dtypes pytest &&
+     SKBUILD_CMAKE_DEFINE="OCTOPAGE_CUDA=OFF" build/venv/bin/pip install -q --no-build-isolation --no-deps . ; } \
+     >"$results/python.build" 2>&1; then
+  echo "== test python"
+  build/venv/bin/python -m pytest -q --junitxml "$results/python.xml" || broken+=("python")
+  [ -s "$results/python.xml" ] || broken+=("python: no report")
+else
+  tail -n 60 "$results/python.build"
+  broken+=("python: build")
+fi
+
 if command -v nvcc >/dev/null; then
   build cuda cuda "" -DOCTOPAGE_BENCH=ON && run cuda -L cuda
   for evidence in measurements/*.json; do
@@ -61,7 +76,7 @@ for report in sorted(pathlib.Path(sys.argv[1]).glob("*.xml")):
     for case in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
         if case.get("status") == "notrun" or case.find("skipped") is not None:
             skipped += 1
-        elif case.get("status") == "fail" or case.find("failure") is not None:
+        elif case.get("status") == "fail" or case.find("failure") is not None or case.find("error") is not None:
             failed += 1
             print(f"FAILED {report.stem}: {case.get('name')}")
         else:

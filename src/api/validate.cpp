@@ -102,11 +102,13 @@ KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers) {
 
 BlockTableView check_block_table(const TensorView& block_table, Device device, Pointers pointers) {
   check_tensor("block_table", block_table, {DType::i32}, {-1, -1}, device, pointers);
+  // A table without entries may have no memory: nothing is added to its address.
+  const bool empty = block_table.size() == 0;
   return {.data = static_cast<const int32_t*>(block_table.data),
           .requests = block_table.shape[0],
           .max_blocks = block_table.shape[1],
-          .stride_request = block_table.strides[0],
-          .stride_block = block_table.strides[1]};
+          .stride_request = empty ? 0 : block_table.strides[0],
+          .stride_block = empty ? 0 : block_table.strides[1]};
 }
 
 ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const Scale& v_scale,

@@ -11,12 +11,17 @@ namespace octopage {
 
 int64_t compact_entry_count(std::span<const int64_t> positions, int64_t region_count) {
   if (region_count < 0) fail_argument("region_count = {} is negative", region_count);
-  int64_t total = 0;
-  for (const int64_t position : positions) total += selection_count(position, region_count);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (total > kMost) {
-    fail_argument("positions: {} rows need {} page entries in all, more than 2^31 - 1",
-                  positions.size(), total);
+  int64_t total = 0;
+  for (size_t row = 0; row < positions.size(); ++row) {
+    const int64_t count = selection_count(positions[row], region_count);
+    if (count > kMost - total) {
+      fail_argument(
+          "positions: the first {} of {} rows need more than 2^31 - 1 page entries; row {} at "
+          "position {} alone needs {}",
+          row + 1, positions.size(), row, positions[row], count);
+    }
+    total += count;
   }
   return total;
 }

@@ -1,0 +1,428 @@
+// octopage._core: the C++ API as Python sees it. Tensors come as descriptions of memory that
+// somebody else owns (octopage/_tensor.py makes them); the functions of the package keep the owners
+// alive.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "octopage/octopage.hpp"
+#include "octopage/version.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octopage {
+namespace {
+
+constexpr DType kDTypes[] = {DType::bf16, DType::f16, DType::f32, DType::f8_e4m3fn,
+                             DType::u8,   DType::i32, DType::i64};
+
+DType dtype_by_name(const std::string& wanted) {
+  for (const DType dtype : kDTypes) {
+    if (wanted == name(dtype)) return dtype;
+  }
+  throw Error(ErrorCode::invalid_argument, "dtype = '" + wanted + "': no dtype has this name");
+}
+
+TensorView make_tensor(uintptr_t pointer, const std::string& dtype, std::vector<int64_t> shape,
+                       std::vector<int64_t> strides, bool on_cuda, int32_t index) {
+  TensorView view;
+  if (shape.empty() || shape.size() > kMaxRank || shape.size() != strides.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                "a tensor of rank " + std::to_string(shape.size()) + ": must be 1 .. 4");
+  }
+  view.data = reinterpret_cast<void*>(pointer);
+  view.dtype = dtype_by_name(dtype);
+  view.device = {on_cuda ? DeviceType::cuda : DeviceType::cpu, index};
+  view.rank = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  if (view.size() == 0) {  // frameworks say anything about strides of nothing
+    int64_t stride = 1;
+    for (size_t d = shape.size(); d-- > 0; stride *= std::max<int64_t>(shape[d], 1))
+      view.strides[d] = stride;
+  }
+  return view;
+}
+
+/// A tensor of another framework, held through DLPack.
+struct Imported {
+  nb::ndarray<nb::ro> array;
+  TensorView view;
+};
+
+DType dtype_of(const nb::dlpack::dtype& type) {
+  const auto is = [&](nb::dlpack::dtype_code code, uint8_t bits) {
+    return type.code == static_cast<uint8_t>(code) && type.bits == bits && type.lanes == 1;
+  };
+  constexpr uint8_t kFloat8E4M3Fn = 10;  // DLPack 1.1
+  if (is(nb::dlpack::dtype_code::Bfloat, 16)) return DType::bf16;
+  if (is(nb::dlpack::dtype_code::Float, 16)) return DType::f16;
+  if (is(nb::dlpack::dtype_code::Float, 32)) return DType::f32;
+  if (is(nb::dlpack::dtype_code::UInt, 8)) return DType::u8;
+  if (is(nb::dlpack::dtype_code::Int, 32)) return DType::i32;
+  if (is(nb::dlpack::dtype_code::Int, 64)) return DType::i64;
+  if (type.code == kFloat8E4M3Fn && type.bits == 8 && type.lanes == 1) return DType::f8_e4m3fn;
+  throw nb::type_error("a tensor's dtype must be bf16, f16, f32, f8_e4m3fn, u8, i32 or i64");
+}
+
+Imported import_dlpack(nb::ndarray<nb::ro> array) {
+  Imported imported{array, {}};
+  std::vector<int64_t> shape, strides;
+  for (size_t d = 0; d < array.ndim(); ++d) {
+    shape.push_back(static_cast<int64_t>(array.shape(d)));
+    strides.push_back(array.stride(d));
+  }
+  const int device = array.device_type();
+  const bool on_cuda =
+      device == nb::device::cuda::value || device == nb::device::cuda_managed::value;
+  if (!on_cuda && device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
+    throw nb::type_error("a tensor must lie on the CPU or on a CUDA device");
+  }
+  imported.view =
+      make_tensor(reinterpret_cast<uintptr_t>(array.data()), name(dtype_of(array.dtype())), shape,
+                  strides, on_cuda, on_cuda ? array.device_id() : 0);
+  return imported;
+}
+
+nb::dlpack::dtype dlpack_dtype(DType dtype) {
+  const auto of = [](nb::dlpack::dtype_code code, uint8_t bits) {
+    return nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1};
+  };
+  switch (dtype) {
+    case DType::bf16:
+      return of(nb::dlpack::dtype_code::Bfloat, 16);
+    case DType::f16:
+      return of(nb::dlpack::dtype_code::Float, 16);
+    case DType::f32:
+      return of(nb::dlpack::dtype_code::Float, 32);
+    case DType::i32:
+      return of(nb::dlpack::dtype_code::Int, 32);
+    case DType::i64:
+      return of(nb::dlpack::dtype_code::Int, 64);
+    default:
+      return of(nb::dlpack::dtype_code::UInt, 8);
+  }
+}
+
+template <typename... Framework>
+nb::ndarray<Framework...> export_as(const TensorView& view, nb::handle owner,
+                                    nb::dlpack::dtype dtype) {
+  const std::vector<size_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  return nb::ndarray<Framework...>(
+      view.data, shape.size(), shape.data(), owner, view.strides.data(), dtype,
+      view.device.type == DeviceType::cuda ? nb::device::cuda::value : nb::device::cpu::value,
+      view.device.index);
+}
+
+/// Memory of `owner` as a DLPack capsule.
+nb::ndarray<> export_dlpack(const TensorView& view, nb::object owner) {
+  return export_as<>(view, owner, dlpack_dtype(view.dtype));
+}
+
+/// The same as an array of numpy, which knows no bf16: its bits as u16.
+nb::ndarray<nb::numpy> export_numpy(const TensorView& view, nb::object owner) {
+  const nb::dlpack::dtype bits = {static_cast<uint8_t>(nb::dlpack::dtype_code::UInt), 16, 1};
+  return export_as<nb::numpy>(view, owner,
+                              view.dtype == DType::bf16 ? bits : dlpack_dtype(view.dtype));
+}
+
+/// Options with the memory of their strings.
+struct PyOptions {
+  std::string backend;
+  bool strict = false;
+  bool batch_invariant = false;
+  uintptr_t status = 0;
+  int32_t threads = 0;
+  uintptr_t stream = 0;
+  uintptr_t workspace = 0;
+  size_t workspace_bytes = 0;
+
+  operator Options() const {
+    Options options;
+    options.backend = backend;
+    options.strict = strict;
+    options.batch_invariant = batch_invariant;
+    options.status = reinterpret_cast<int32_t*>(status);
+    options.threads = threads;
+    options.stream = reinterpret_cast<void*>(stream);
+    options.workspace = reinterpret_cast<void*>(workspace);
+    options.workspace_bytes = workspace_bytes;
+    return options;
+  }
+};
+
+using MaybeTensor = std::optional<TensorView>;
+
+TensorView or_absent(const MaybeTensor& tensor) {
+  return tensor.value_or(TensorView{});
+}
+
+/// None, a number, or a tensor of one f32.
+Scale scale_of(const char* argument, nb::handle scale) {
+  if (scale.is_none()) return {};
+  if (nb::isinstance<TensorView>(scale)) {
+    const TensorView view = nb::cast<TensorView>(scale);
+    if (view.dtype != DType::f32 || view.size() != 1) {
+      throw Error(ErrorCode::invalid_argument,
+                  std::string(argument) + ": a tensor must hold one f32, holds " +
+                      std::to_string(view.size()) + " of " + name(view.dtype));
+    }
+    return Scale::at(static_cast<const float*>(view.data));
+  }
+  return Scale::of(nb::cast<float>(scale));
+}
+
+SparsePrefillArgs make_args(const TensorView& query, const TensorView& kv_cache,
+                            const TensorView& block_table, const TensorView& owners,
+                            const TensorView& positions, const TensorView& regions,
+                            const TensorView& output, const MaybeTensor& lse, float scale,
+                            nb::object k_scale, nb::object v_scale) {
+  SparsePrefillArgs args;
+  args.query = query;
+  args.kv_cache = kv_cache;
+  args.block_table = block_table;
+  args.owners = owners;
+  args.positions = positions;
+  args.regions = regions;
+  args.output = output;
+  args.lse = or_absent(lse);
+  args.scale = scale;
+  args.k_scale = scale_of("k_scale", k_scale);
+  args.v_scale = scale_of("v_scale", v_scale);
+  return args;
+}
+
+template <typename Call>
+auto without_gil(Call&& call) {
+  const nb::gil_scoped_release release;
+  return call();
+}
+
+void translate(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    const nb::object classes = nb::module_::import_("octopage._errors").attr("BY_CODE");
+    const nb::object kind = classes[nb::int_(static_cast<int>(e.code()))];
+    PyErr_SetString(kind.ptr(), e.what());
+  }
+}
+
+std::vector<int64_t> shape_of(const TensorView& view) {
+  return {view.shape.begin(), view.shape.begin() + view.rank};
+}
+std::vector<int64_t> strides_of(const TensorView& view) {
+  return {view.strides.begin(), view.strides.begin() + view.rank};
+}
+
+}  // namespace
+}  // namespace octopage
+
+NB_MODULE(_core, m) {
+  using namespace octopage;
+  nb::register_exception_translator(translate);
+  m.attr("__version__") = OCTOPAGE_VERSION_STRING;
+
+  nb::class_<TensorView>(m, "Tensor", "A strided array that somebody else owns.")
+      .def_prop_ro("shape", &shape_of)
+      .def_prop_ro("strides", &strides_of, "In elements.")
+      .def_prop_ro("dtype", [](const TensorView& view) { return name(view.dtype); })
+      .def_prop_ro("pointer",
+                   [](const TensorView& view) { return reinterpret_cast<uintptr_t>(view.data); })
+      .def_prop_ro("on_cuda",
+                   [](const TensorView& view) { return view.device.type == DeviceType::cuda; })
+      .def_prop_ro("device_index", [](const TensorView& view) { return view.device.index; })
+      .def_prop_ro("present", &TensorView::present);
+  m.def("tensor", &make_tensor, "pointer"_a, "dtype"_a, "shape"_a, "strides"_a, "on_cuda"_a,
+        "device_index"_a);
+  nb::class_<Imported>(m, "Imported").def_prop_ro("view", [](const Imported& i) { return i.view; });
+  m.def("import_dlpack", &import_dlpack, "array"_a.noconvert());
+  m.def("export_dlpack", &export_dlpack, "view"_a, "owner"_a, nb::rv_policy::reference);
+  m.def("export_numpy", &export_numpy, "view"_a, "owner"_a, nb::rv_policy::reference);
+
+  nb::class_<PyOptions>(m, "Options")
+      .def(nb::init<>())
+      .def_rw("backend", &PyOptions::backend)
+      .def_rw("strict", &PyOptions::strict)
+      .def_rw("batch_invariant", &PyOptions::batch_invariant)
+      .def_rw("status", &PyOptions::status)
+      .def_rw("threads", &PyOptions::threads)
+      .def_rw("stream", &PyOptions::stream)
+      .def_rw("workspace", &PyOptions::workspace)
+      .def_rw("workspace_bytes", &PyOptions::workspace_bytes);
+
+  nb::class_<SparsePrefillArgs>(m, "SparsePrefillArgs")
+      .def(
+          "__init__",
+          [](SparsePrefillArgs* self, const TensorView& query, const TensorView& kv_cache,
+             const TensorView& block_table, const TensorView& owners, const TensorView& positions,
+             const TensorView& regions, const TensorView& output, const MaybeTensor& lse,
+             float scale, nb::object k_scale, nb::object v_scale) {
+            new (self) SparsePrefillArgs(make_args(query, kv_cache, block_table, owners, positions,
+                                                   regions, output, lse, scale, k_scale, v_scale));
+          },
+          "query"_a, "kv_cache"_a, "block_table"_a, "owners"_a, "positions"_a, "regions"_a,
+          "output"_a, "lse"_a.none(), "scale"_a, "k_scale"_a.none(), "v_scale"_a.none());
+  m.def("sparse_prefill", [](const SparsePrefillArgs& args, const PyOptions& options) {
+    without_gil([&] { sparse_prefill(args, options); });
+  });
+  m.def("sparse_prefill_workspace_size",
+        [](const SparsePrefillArgs& args, const PyOptions& options) {
+          return sparse_prefill_workspace_size(args, options);
+        });
+  m.def("choose_backend", [](const SparsePrefillArgs& args, const PyOptions& options) {
+    return choose_backend(args, options);
+  });
+  m.def("backend_supports",
+        [](const std::string& backend, const SparsePrefillArgs& args, const PyOptions& options) {
+          const Support support = backend_supports(backend, args, options);
+          return std::make_pair(support.ok, support.reason);
+        });
+  m.def("backends", [] {
+    nb::list all;
+    for (const BackendInfo& info : backends()) {
+      nb::dict entry;
+      entry["name"] = info.name;
+      entry["description"] = info.description;
+      entry["device"] = info.device == DeviceType::cuda ? "cuda" : "cpu";
+      entry["priority"] = info.priority;
+      entry["available"] = info.available;
+      entry["reason"] = info.reason;
+      all.append(entry);
+    }
+    return all;
+  });
+  m.def("rows_from_query_start_loc",
+        [](const std::vector<int32_t>& query_start_loc, const std::vector<int32_t>& seq_lens) {
+          Rows rows = rows_from_query_start_loc(query_start_loc, seq_lens);
+          return std::make_pair(std::move(rows.owners), std::move(rows.positions));
+        });
+
+  m.def("kv_page_stride", [](const TensorView& kv_cache) { return kv_page_stride(kv_cache); });
+  m.def("view_sparse_kv_pages", [](const TensorView& kv_cache) {
+    const SparseKvPages pages = view_sparse_kv_pages(kv_cache);
+    return std::make_pair(pages.k, pages.v);
+  });
+  m.def("compact_page_metadata", [](const std::vector<int64_t>& positions, int64_t region_count) {
+    CompactPageMetadata metadata = compact_page_metadata(positions, region_count);
+    return std::make_pair(std::move(metadata.indptr), std::move(metadata.last_page_len));
+  });
+  m.def("staged_block_count", [](const std::vector<int64_t>& lengths, int64_t block_size) {
+    return staged_block_count(lengths, block_size);
+  });
+  m.def("plan_staged_prefill_pages",
+        [](const TensorView& block_table, const std::vector<int64_t>& lengths, int64_t block_size,
+           const TensorView& blocks, const TensorView& table, const PyOptions& options) {
+          without_gil([&] {
+            plan_staged_prefill_pages(block_table, lengths, block_size, blocks, table, options);
+          });
+        });
+  m.def(
+      "stage_prefill_pages",
+      [](const TensorView& kv_cache, const TensorView& blocks, const TensorView& output,
+         nb::object k_scale, nb::object v_scale, const PyOptions& options) {
+        const Scale k = scale_of("k_scale", k_scale), v = scale_of("v_scale", v_scale);
+        without_gil([&] { stage_prefill_pages(kv_cache, blocks, output, k, v, options); });
+      },
+      "kv_cache"_a, "blocks"_a, "output"_a, "k_scale"_a.none(), "v_scale"_a.none(), "options"_a);
+  m.def(
+      "fill_prefill_pages",
+      [](const TensorView& regions, const TensorView& block_table, const TensorView& owners,
+         const TensorView& indptr, const TensorView& pages, int64_t block_size, int64_t page_stride,
+         int64_t blocks, const MaybeTensor& positions, const MaybeTensor& query,
+         const MaybeTensor& contiguous_query, const PyOptions& options) {
+        const FillPrefillPagesArgs args = {.regions = regions,
+                                           .block_table = block_table,
+                                           .owners = owners,
+                                           .indptr = indptr,
+                                           .pages = pages,
+                                           .block_size = block_size,
+                                           .page_stride = page_stride,
+                                           .blocks = blocks,
+                                           .positions = or_absent(positions),
+                                           .query = or_absent(query),
+                                           .contiguous_query = or_absent(contiguous_query)};
+        without_gil([&] { fill_prefill_pages(args, options); });
+      },
+      "regions"_a, "block_table"_a, "owners"_a, "indptr"_a, "pages"_a, "block_size"_a,
+      "page_stride"_a, "blocks"_a, "positions"_a.none(), "query"_a.none(),
+      "contiguous_query"_a.none(), "options"_a);
+
+  using Plan = CompactPagedPrefill;
+  nb::class_<Plan>(m, "CompactPagedPrefill")
+      .def(
+          "__init__",
+          [](Plan* self, const MaybeTensor& workspace) { new (self) Plan(or_absent(workspace)); },
+          "workspace"_a.none() = nb::none())
+      .def(
+          "plan",
+          [](Plan& self, std::array<int64_t, 3> query_shape, const std::string& dtype, bool on_cuda,
+             int32_t device_index, const std::vector<int64_t>& positions, int64_t region_count,
+             float scale, int64_t block_size, bool contiguous_query, const PyOptions& options) {
+            const PrefillPlanArgs args = {
+                .query_shape = query_shape,
+                .dtype = dtype_by_name(dtype),
+                .device = {on_cuda ? DeviceType::cuda : DeviceType::cpu, device_index},
+                .positions = positions,
+                .region_count = region_count,
+                .scale = scale,
+                .block_size = block_size,
+                .contiguous_query = contiguous_query};
+            without_gil([&] { self.plan(args, options); });
+          })
+      .def("fixup_positions",
+           [](Plan& self, const TensorView& positions, const PyOptions& options) {
+             without_gil([&] { self.fixup_positions(positions, options); });
+           })
+      .def("page_metadata",
+           [](const Plan& self, const TensorView& block_table, const TensorView& owners,
+              int64_t page_stride, int64_t start, int64_t end) -> nb::object {
+             const auto metadata = self.page_metadata(block_table, owners, page_stride, start, end);
+             if (!metadata) return nb::none();
+             return nb::make_tuple(metadata->owners, metadata->pages, metadata->indptr,
+                                   metadata->positions, metadata->block_size,
+                                   metadata->page_stride);
+           })
+      .def("prepare_chunk",
+           [](Plan& self, int64_t start, const TensorView& query, const TensorView& kv_cache,
+              const TensorView& regions, const TensorView& block_table, const TensorView& owners,
+              const PyOptions& options) {
+             without_gil([&] {
+               self.prepare_chunk(start, query, kv_cache, regions, block_table, owners, options);
+             });
+           })
+      .def(
+          "finish",
+          [](Plan& self, const MaybeTensor& query, const TensorView& kv_cache,
+             const TensorView& output, const MaybeTensor& lse, nb::object k_scale,
+             nb::object v_scale, const PyOptions& options) {
+            const Scale k = scale_of("k_scale", k_scale), v = scale_of("v_scale", v_scale);
+            without_gil([&] {
+              self.finish(or_absent(query), kv_cache, output, or_absent(lse), k, v, options);
+            });
+          },
+          "query"_a.none(), "kv_cache"_a, "output"_a, "lse"_a.none(), "k_scale"_a.none(),
+          "v_scale"_a.none(), "options"_a)
+      .def_prop_ro("planned", &Plan::planned)
+      .def_prop_ro("pages", &Plan::pages)
+      .def_prop_ro("indptr", &Plan::indptr)
+      .def_prop_ro("last_page_len", &Plan::last_page_len)
+      .def_prop_ro("positions", &Plan::positions)
+      .def_prop_ro("query_buffer", &Plan::query_buffer)
+      .def_prop_ro("query_shape", &Plan::query_shape)
+      .def_prop_ro("region_count", &Plan::region_count)
+      .def_prop_ro("block_size", &Plan::block_size);
+}
