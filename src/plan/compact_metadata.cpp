@@ -17,9 +17,8 @@ int64_t compact_entry_count(std::span<const int64_t> positions, int64_t region_c
     const int64_t count = selection_count(positions[row], region_count);
     if (count > kMost - total) {
       fail_argument(
-          "positions: the first {} of {} rows need more than 2^31 - 1 page entries; row {} at "
-          "position {} alone needs {}",
-          row + 1, positions.size(), row, positions[row], count);
+          "positions: the first {} of {} rows need {} page entries in all, more than 2^31 - 1",
+          row + 1, positions.size(), total + count);
     }
     total += count;
   }

@@ -2,6 +2,7 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "octopage/error.hpp"
@@ -46,6 +47,9 @@ TEST(CompactMetadata, LimitsAreErrors) {
     EXPECT_NE(std::string(error.what()).find("2147483649"), std::string::npos) << error.what();
   }
   EXPECT_THROW(compact_page_metadata(far, -1), Error);
+  // Sums beyond 64 bits as well.
+  const std::vector<int64_t> last(100, std::numeric_limits<int64_t>::max());
+  EXPECT_THROW(compact_page_metadata(last, std::numeric_limits<int64_t>::max()), Error);
 }
 
 TEST(CompactMetadata, FixupKeepsAtMostThePlannedRange) {

@@ -153,6 +153,27 @@ TEST(Fill, CopiesAStridedQuery) {
   EXPECT_THROW(fill_prefill_pages(args), Error);
 }
 
+TEST(Fill, ATableWithoutColumnsHasNoMemory) {
+  Case c = random_case(5, 6, 3);
+  for (auto& owner : c.owners) owner = 2;
+  std::vector<int32_t> pages(static_cast<size_t>(c.indptr.back()), 7);
+  int32_t status = 0;
+  Options options;
+  options.status = &status;
+  FillPrefillPagesArgs args;
+  args.regions = view(c.regions, DType::i32, {6, 3});
+  args.block_table = TensorView::contiguous(nullptr, DType::i32, {3, 0});
+  args.block_table.strides = {1, 1};  // frameworks report anything here
+  args.owners = view(c.owners, DType::i32, {6});
+  args.indptr = view(c.indptr, DType::i32, {7});
+  args.pages = view(pages, DType::i32, {c.indptr.back()});
+  args.block_size = 24;
+  args.page_stride = 3;
+  fill_prefill_pages(args, options);
+  for (size_t i = 0; i < pages.size(); ++i) ASSERT_EQ(pages[i], -1) << i;
+  EXPECT_NE(status, 0);
+}
+
 TEST(Fill, MistakesAreRefused) {
   const Case c = random_case(5, 6, 3);
   std::vector<int32_t> pages(static_cast<size_t>(c.indptr.back()));
