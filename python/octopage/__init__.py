@@ -24,6 +24,8 @@ __all__ = ["ArgumentTypeError", "BadFile", "DeviceError", "InternalError", "Inva
 def _prepare(query, kv_cache, block_table, owners, positions, regions, scale, k_scale, v_scale, out, out_dtype, lse,
              call):
     described = call.view("query", query)
+    if len(described.shape) != 3:
+        raise InvalidArgument(f"query: must have 3 dimensions [rows, heads, dim], has shape {described.shape}")
     if out is None:
         dtype = described.dtype if out_dtype is None else dtype_name("out_dtype", out_dtype)
         out = empty_like(query, tuple(described.shape), dtype)
@@ -88,9 +90,15 @@ def rows_from_query_start_loc(query_start_loc, seq_lens):
     Request i owns rows query_start_loc[i] .. query_start_loc[i+1], the last tokens of its seq_lens[i].
     Both may be lists, arrays or tensors of any integer type. Returns numpy arrays.
     """
-    owners, positions = _core.rows_from_query_start_loc(host_integers("query_start_loc", query_start_loc),
-                                                        host_integers("seq_lens", seq_lens))
-    return numpy.array(owners, dtype=numpy.int32), numpy.array(positions, dtype=numpy.int64)
+    return _core.rows_from_query_start_loc(_int32s("query_start_loc", query_start_loc), _int32s("seq_lens", seq_lens))
+
+
+def _int32s(argument, values):
+    integers = host_integers(argument, values).tolist()
+    for i, value in enumerate(integers):
+        if not -2**31 <= value < 2**31:
+            raise InvalidArgument(f"{argument}[{i}] = {value}: does not fit 32 bits")
+    return integers
 
 
 def backends():

@@ -4,6 +4,7 @@ torch, numpy and cupy are read through their own attributes, which costs no sync
 all dtypes; anything else comes through DLPack.
 """
 
+import operator
 import sys
 
 import numpy
@@ -51,6 +52,8 @@ def view(argument, tensor, *, write=False):
     """A `_core.Tensor`; the caller keeps `tensor` alive. DLPack imports are kept by the view's owner,
     the second value."""
     kind = framework(tensor)
+    if kind in ("torch", "numpy", "cupy") and not 1 <= tensor.ndim <= 4:
+        raise InvalidArgument(f"{argument}: must have 1 to 4 dimensions, has {tensor.ndim}")
     if kind == "torch":
         device = tensor.device
         if device.type not in ("cpu", "cuda"):
@@ -74,7 +77,11 @@ def view(argument, tensor, *, write=False):
                                 f"__dlpack__), is {type(tensor).__name__}")
     if kind == "jax" and write:
         raise ArgumentTypeError(f"{argument}: arrays of jax cannot be written to")
-    imported = _core.import_dlpack(tensor)
+    try:
+        imported = _core.import_dlpack(tensor)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{argument}: {type(tensor).__name__}.__dlpack__ gives no tensor that octopage can "
+                                f"read (1 to 4 dimensions on the CPU or a CUDA device, of {', '.join(_NAMES)})") from error
     return imported.view, imported
 
 
@@ -131,20 +138,31 @@ def exported(core_tensor, owner, kind):
     return array.view(_numpy_dtype("bfloat16")) if core_tensor.dtype == "bf16" else array
 
 
+def integer(argument, value):
+    """A Python integer that fits 64 bits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{argument}: must be an integer, is {type(value).__name__}") from None
+    if not -2**63 <= number < 2**63:
+        raise InvalidArgument(f"{argument}: {number} does not fit 64 bits")
+    return number
+
+
 def host_integers(argument, values):
-    """A list of Python integers from a sequence, array or tensor of any integer type."""
+    """[n] i64 of numpy from a sequence, array or tensor of any integer type."""
     if framework(values) == "torch":
         values = values.detach().cpu().numpy()
     array = numpy.asarray(values)
     if array.ndim != 1:
         raise InvalidArgument(f"{argument}: must have one dimension, has {array.ndim}")
     if array.size == 0:
-        return []
+        return numpy.zeros(0, numpy.int64)
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(f"{argument}: must be integers, are {array.dtype}")
     if array.dtype == numpy.uint64 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{argument}: {int(array.max())} is larger than 2^63 - 1")
-    return array.astype(numpy.int64).tolist()
+    return numpy.ascontiguousarray(array, dtype=numpy.int64)
 
 
 class Call:
@@ -154,6 +172,8 @@ class Call:
                  workspace=None, threads=0):
         self.keep = []
         options = _core.Options()
+        if backend is not None and not isinstance(backend, str):
+            raise ArgumentTypeError(f"backend: must be a name, is {type(backend).__name__}")
         options.backend = backend or ""
         options.strict = bool(strict)
         options.batch_invariant = bool(batch_invariant)

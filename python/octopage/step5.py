@@ -5,6 +5,7 @@ or an indexer that writes pages itself from `page_metadata`) and `finish`. It se
 pass slices of the cache, of the query and of the selections.
 """
 
+import sys
 from typing import Any, NamedTuple, Optional
 
 import numpy
@@ -12,7 +13,7 @@ import numpy
 from . import _core
 from ._errors import InvalidArgument
 from ._tensor import (ArgumentTypeError, Call, dtype_name, empty_like, exported, framework,
-                      host_integers)
+                      host_integers, integer)
 
 __all__ = ["CompactPagedPrefill", "PagedPrefillMetadata", "StagedPrefillPages", "compact_page_metadata",
            "fill_prefill_pages", "kv_page_stride", "plan_staged_prefill_pages", "stage_prefill_pages",
@@ -39,8 +40,7 @@ class PagedPrefillMetadata(NamedTuple):
 
 def compact_page_metadata(positions, region_count):
     """(indptr [rows+1], last_page_len [rows]), i32 on the host, of rows at `positions`."""
-    indptr, last = _core.compact_page_metadata(host_integers("positions", positions), int(region_count))
-    result = numpy.array(indptr, dtype=numpy.int32), numpy.array(last, dtype=numpy.int32)
+    result = _core.compact_page_metadata(host_integers("positions", positions), integer("region_count", region_count))
     if framework(positions) == "torch":
         import torch
 
@@ -78,9 +78,9 @@ def plan_staged_prefill_pages(table, lengths, block_size):
     lengths = host_integers("lengths", lengths)
     call = Call(table)
     described = call.view("table", table)
-    pages = empty_like(table, (_core.staged_block_count(lengths, int(block_size)),), "i32")
+    pages = empty_like(table, (_core.staged_block_count(lengths, integer("block_size", block_size)),), "i32")
     staged = empty_like(table, tuple(described.shape), "i32")
-    _core.plan_staged_prefill_pages(described, lengths, int(block_size), call.view("pages", pages, write=True),
+    _core.plan_staged_prefill_pages(described, lengths, integer("block_size", block_size), call.view("pages", pages, write=True),
                                     call.view("table", staged, write=True), call.options)
     return StagedPrefillPages(pages, staged)
 
@@ -108,8 +108,8 @@ def fill_prefill_pages(regions, table, owners, indptr, pages, block_size, query=
     call = Call(regions)
     _core.fill_prefill_pages(
         call.view("regions", regions), call.view("table", table), call.view("owners", owners),
-        call.view("indptr", indptr), call.view("pages", pages, write=True), int(block_size),
-        int(block_size) // 8 if page_stride is None else int(page_stride), -1, None,
+        call.view("indptr", indptr), call.view("pages", pages, write=True), integer("block_size", block_size),
+        int(block_size) // 8 if page_stride is None else integer("page_stride", page_stride), -1, None,
         call.maybe("query", query), call.maybe("contiguous_query", contiguous_query, write=True), call.options)
 
 
@@ -119,8 +119,10 @@ class CompactPagedPrefill:
     def __init__(self, workspace=None):
         self._workspace = workspace
         call = None if workspace is None else Call(workspace)
-        self._core = _core.CompactPagedPrefill(None if call is None else call.view("workspace", workspace, write=True))
+        self._core_workspace = None if call is None else call.view("workspace", workspace, write=True)
+        self._core = _core.CompactPagedPrefill(self._core_workspace)
         self._framework = "numpy"
+        self._capacity = (0, 0, 0)
 
     def plan(self, query_shape, dtype, device, positions, region_count, scale, block_size, *, contiguous_query=True):
         """Plans from host positions (upper bounds are allowed): [rows] integers of any type, rows > 0.
@@ -146,13 +148,23 @@ class CompactPagedPrefill:
                 current = torch.cuda.current_device() if not index else int(index)
                 index = str(current)
                 options.stream = torch.cuda.current_stream(current).cuda_stream
-            else:
-                import cupy
-
-                options.stream = cupy.cuda.get_current_stream().ptr
-        self._core.plan([int(extent) for extent in query_shape], name, kind == "cuda", int(index or 0),
-                        host_integers("positions", positions), int(region_count), float(scale), int(block_size),
-                        bool(contiguous_query), options)
+            elif "cupy" in sys.modules:
+                options.stream = sys.modules["cupy"].cuda.get_current_stream().ptr
+        shape = [integer("query_shape", extent) for extent in query_shape]
+        if len(shape) != 3:
+            raise InvalidArgument(f"query_shape: must be (rows, heads, dim), has {len(shape)} extents")
+        positions = host_integers("positions", positions)
+        region_count = integer("region_count", region_count)
+        # Growing frees memory that tensors of this plan may still show: then a new object takes over, and the old one
+        # lives as long as they do.
+        entries = int(numpy.minimum(numpy.maximum(positions, -1) // 8 + 1, max(region_count, 0)).sum())
+        needed = (shape[0], entries, 0 if contiguous_query else shape[0] * shape[1] * shape[2])
+        grows = any(now > most for now, most in zip(needed, self._capacity))
+        core = _core.CompactPagedPrefill(self._core_workspace) if grows else self._core
+        core.plan(shape, name, kind == "cuda", int(index or 0), positions, region_count, float(scale),
+                  integer("block_size", block_size), bool(contiguous_query), options)
+        if grows:
+            self._core, self._capacity = core, needed
 
     def fixup_positions(self, positions, *, status=None):
         """Exact positions, [rows] i32 or i64 on the plan's device, replace the bounds."""
@@ -162,9 +174,9 @@ class CompactPagedPrefill:
     def page_metadata(self, table, owners, page_stride, start=0, end=None) -> Optional[PagedPrefillMetadata]:
         """What an indexer needs to write pages of rows [start, end) itself; None if this object owns a query copy."""
         call = Call(table)
-        end = -1 if end is None else int(end)
-        found = self._core.page_metadata(call.view("table", table), call.view("owners", owners), int(page_stride),
-                                         int(start), end)
+        end = -1 if end is None else integer("end", end)
+        found = self._core.page_metadata(call.view("table", table), call.view("owners", owners), integer("page_stride", page_stride),
+                                         integer("start", start), end)
         if found is None:
             return None
         _, pages, indptr, _, block_size, stride = found
@@ -175,7 +187,7 @@ class CompactPagedPrefill:
     def prepare_chunk(self, start, query, cache, regions, table, owners, *, status=None, strict=False):
         """Fills the pages of rows start .. start + len(query) and copies their query; only with an owned copy."""
         call = Call(query, status=status, strict=strict)
-        self._core.prepare_chunk(int(start), call.view("query", query), call.view("cache", cache),
+        self._core.prepare_chunk(integer("start", start), call.view("query", query), call.view("cache", cache),
                                  call.view("regions", regions), call.view("table", table),
                                  call.view("owners", owners), call.options)
 

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,14 @@ nb::ndarray<nb::numpy> export_numpy(const TensorView& view, nb::object owner) {
                               view.dtype == DType::bf16 ? bits : dlpack_dtype(view.dtype));
 }
 
+/// A vector as an array of numpy that owns it.
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> as_array(std::vector<T> values) {
+  auto* held = new std::vector<T>(std::move(values));
+  const nb::capsule owner(held, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(held->data(), {held->size()}, owner);
+}
+
 /// Options with the memory of their strings.
 struct PyOptions {
   std::string backend;
@@ -165,6 +174,11 @@ struct PyOptions {
 };
 
 using MaybeTensor = std::optional<TensorView>;
+using HostIntegers = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const int64_t> span_of(const HostIntegers& integers) {
+  return {integers.data(), integers.size()};
+}
 
 TensorView or_absent(const MaybeTensor& tensor) {
   return tensor.value_or(TensorView{});
@@ -305,31 +319,32 @@ NB_MODULE(_core, m) {
     }
     return all;
   });
-  m.def("rows_from_query_start_loc",
-        [](const std::vector<int32_t>& query_start_loc, const std::vector<int32_t>& seq_lens) {
-          Rows rows = rows_from_query_start_loc(query_start_loc, seq_lens);
-          return std::make_pair(std::move(rows.owners), std::move(rows.positions));
-        });
+  m.def("rows_from_query_start_loc", [](const std::vector<int32_t>& query_start_loc,
+                                        const std::vector<int32_t>& seq_lens) {
+    Rows rows = without_gil([&] { return rows_from_query_start_loc(query_start_loc, seq_lens); });
+    return nb::make_tuple(as_array(std::move(rows.owners)), as_array(std::move(rows.positions)));
+  });
 
   m.def("kv_page_stride", [](const TensorView& kv_cache) { return kv_page_stride(kv_cache); });
   m.def("view_sparse_kv_pages", [](const TensorView& kv_cache) {
     const SparseKvPages pages = view_sparse_kv_pages(kv_cache);
     return std::make_pair(pages.k, pages.v);
   });
-  m.def("compact_page_metadata", [](const std::vector<int64_t>& positions, int64_t region_count) {
-    CompactPageMetadata metadata = compact_page_metadata(positions, region_count);
-    return std::make_pair(std::move(metadata.indptr), std::move(metadata.last_page_len));
+  m.def("compact_page_metadata", [](const HostIntegers& positions, int64_t region_count) {
+    CompactPageMetadata metadata = compact_page_metadata(span_of(positions), region_count);
+    return nb::make_tuple(as_array(std::move(metadata.indptr)),
+                          as_array(std::move(metadata.last_page_len)));
   });
-  m.def("staged_block_count", [](const std::vector<int64_t>& lengths, int64_t block_size) {
-    return staged_block_count(lengths, block_size);
+  m.def("staged_block_count", [](const HostIntegers& lengths, int64_t block_size) {
+    return staged_block_count(span_of(lengths), block_size);
   });
-  m.def("plan_staged_prefill_pages",
-        [](const TensorView& block_table, const std::vector<int64_t>& lengths, int64_t block_size,
-           const TensorView& blocks, const TensorView& table, const PyOptions& options) {
-          without_gil([&] {
-            plan_staged_prefill_pages(block_table, lengths, block_size, blocks, table, options);
-          });
-        });
+  m.def("plan_staged_prefill_pages", [](const TensorView& block_table, const HostIntegers& lengths,
+                                        int64_t block_size, const TensorView& blocks,
+                                        const TensorView& table, const PyOptions& options) {
+    without_gil([&] {
+      plan_staged_prefill_pages(block_table, span_of(lengths), block_size, blocks, table, options);
+    });
+  });
   m.def(
       "stage_prefill_pages",
       [](const TensorView& kv_cache, const TensorView& blocks, const TensorView& output,
@@ -370,13 +385,13 @@ NB_MODULE(_core, m) {
       .def(
           "plan",
           [](Plan& self, std::array<int64_t, 3> query_shape, const std::string& dtype, bool on_cuda,
-             int32_t device_index, const std::vector<int64_t>& positions, int64_t region_count,
-             float scale, int64_t block_size, bool contiguous_query, const PyOptions& options) {
+             int32_t device_index, const HostIntegers& positions, int64_t region_count, float scale,
+             int64_t block_size, bool contiguous_query, const PyOptions& options) {
             const PrefillPlanArgs args = {
                 .query_shape = query_shape,
                 .dtype = dtype_by_name(dtype),
                 .device = {on_cuda ? DeviceType::cuda : DeviceType::cpu, device_index},
-                .positions = positions,
+                .positions = span_of(positions),
                 .region_count = region_count,
                 .scale = scale,
                 .block_size = block_size,

@@ -71,7 +71,26 @@ def test_dlpack():
     assert (out == expected).all()
 
 
+class Raises(OnlyDlpack):
+    def __dlpack__(self, **_):
+        raise RuntimeError("not today")
+
+
+class Rubbish(OnlyDlpack):
+    def __dlpack__(self, **_):
+        return 5
+
+
 @pytest.mark.parametrize(("change", "error", "words"), [
+    ({"query": None}, TypeError, ["query", "NoneType"]),
+    ({"query": Raises(numpy.zeros(3))}, TypeError, ["query", "Raises"]),
+    ({"query": Rubbish(numpy.zeros(3))}, TypeError, ["query", "Rubbish"]),
+    ({"query": numpy.lib.stride_tricks.as_strided(numpy.zeros(1, numpy.float16), (2**40,), (0,))}, ValueError,
+     ["query", "1099511627776"]),
+    ({"owners": numpy.array(3, numpy.int32)}, ValueError, ["owners", "0"]),
+    ({"owners": numpy.zeros((1, 1, 1, 1, 5), numpy.int32)}, ValueError, ["owners", "5"]),
+    ({"backend": 3}, TypeError, ["backend", "int"]),
+    ({"out_dtype": "float64"}, TypeError, ["out_dtype", "float64"]),
     ({"query": [1, 2]}, TypeError, ["query", "list"]),
     ({"query": numpy.zeros((5, 4, 64))}, TypeError, ["query", "float64"]),
     ({"query": numpy.zeros((5, 4), numpy.float16)}, ValueError, ["query", "3 dimensions", "[5, 4]"]),
@@ -140,6 +159,8 @@ def test_rows_from_query_start_loc():
         octopage.rows_from_query_start_loc([0, 3], [2])
     with pytest.raises(TypeError):
         octopage.rows_from_query_start_loc([0.0, 1.0], [2])
+    with pytest.raises(ValueError, match="query_start_loc.*1099511627776"):
+        octopage.rows_from_query_start_loc([0, 2**40], [2])
 
 
 def test_what_the_package_carries(tmp_path):

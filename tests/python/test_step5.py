@@ -154,6 +154,40 @@ def test_mistakes_have_words(call, words):
         assert word in str(raised.value), str(raised.value)
 
 
+def test_tensors_of_a_plan_outlive_its_growth():
+    plan = step5.CompactPagedPrefill()
+    shown = []
+    for rows in (2, 50, 900, 900, 7):
+        plan.plan((rows, 1, 64), "float16", "cpu", [4000] * rows, 40, 1.0, 16, contiguous_query=False)
+        plan.pages[:] = rows
+        plan.query_buffer[:] = rows
+        shown.append((rows, plan.pages, plan.query_buffer))
+    for rows, pages, buffer in shown[:2]:
+        assert (pages == rows).all() and (buffer == rows).all()
+    assert plan.indptr.shape == (8,)
+
+
+@pytest.mark.parametrize("call", [
+    lambda p: p.plan((1, 1), "float16", "cpu", [1], 4, 1.0, 16),
+    lambda p: p.plan((1, 1, 64), "float16", "cpu", [1.5], 4, 1.0, 16),
+    lambda p: p.plan((1, 1, 64), "float16", "cpu", numpy.array([2**63], numpy.uint64), 4, 1.0, 16),
+    lambda p: p.plan((1, 1, 64), "float16", "cpu", [1], 2**70, 1.0, 16),
+    lambda p: p.plan((1, 1, 64), "float16", "cpu", [2**63 - 1], 2**62, 1.0, 16),
+    lambda p: p.plan((1, 2**40, 64), "float16", "cpu", [1], 4, 1.0, 16, contiguous_query=False),
+    lambda p: p.page_metadata(numpy.zeros((1, 1), numpy.int32), numpy.zeros(1, numpy.int32), 2),
+    lambda p: step5.view_sparse_kv_pages([1]),
+    lambda p: step5.view_sparse_kv_pages(numpy.zeros((2, 3, 16, 32), numpy.float16)),
+    lambda p: step5.stage_prefill_pages(numpy.zeros((2, 1, 16, 32), numpy.float16), None, "float16"),
+    lambda p: step5.stage_prefill_pages(numpy.zeros((2, 1, 16, 32), numpy.float16), numpy.zeros(1, numpy.int32), "f32"),
+    lambda p: step5.plan_staged_prefill_pages(numpy.zeros((2, 3), numpy.int32), [1, 10**9], 16),
+    lambda p: step5.plan_staged_prefill_pages(numpy.zeros((2, 3), numpy.int32), [1, -1], 16),
+    lambda p: step5.plan_staged_prefill_pages(numpy.zeros((2, 3), numpy.int32), [1, 1], 0),
+])
+def test_hostile_arguments_are_refused(call):
+    with pytest.raises(octopage.OctopageError):
+        call(step5.CompactPagedPrefill())
+
+
 def test_plans_own_their_memory():
     plan = step5.CompactPagedPrefill()
     plan.plan((1, 1, 64), "float16", "cpu", [40], 4, 1.0, 16, contiguous_query=False)
