@@ -181,18 +181,24 @@ octopage::FillPrefillPagesArgs fill_args(Case& c, bool copy_query) {
   return fill;
 }
 
-/// One call on `backend`, everything it launches included.
-void attention_direct(benchmark::State& state, const char* backend, int64_t rows, int64_t context,
-                      double keep, DType kv) {
-  Case& c = make_case(rows, context, keep, kv, true);
+/// A forced backend with the workspace it needs, which is the arena's.
+octopage::Options options_of(const Case& c, const char* backend, octopage::DeviceArena& arena) {
   octopage::Options options;
   options.backend = backend;
   options.workspace_bytes = octopage::sparse_prefill_workspace_size(c.args, options);
-  octopage::DeviceArena arena;
   if (options.workspace_bytes > 0) {
     options.workspace =
         arena.allocate(DType::u8, {static_cast<int64_t>(options.workspace_bytes)}).data;
   }
+  return options;
+}
+
+/// One call on `backend`, everything it launches included.
+void attention_direct(benchmark::State& state, const char* backend, int64_t rows, int64_t context,
+                      double keep, DType kv) {
+  Case& c = make_case(rows, context, keep, kv, true);
+  octopage::DeviceArena arena;
+  const octopage::Options options = options_of(c, backend, arena);
   octopage::sparse_prefill(c.args, options);
   verify(c, backend);
   time_device(state, [&] { octopage::sparse_prefill(c.args, options); });
@@ -204,12 +210,8 @@ void attention_sustained(benchmark::State& state, const char* backend, int64_t r
                          int64_t context, double keep) {
   constexpr int kCalls = 1500;
   Case& c = make_case(rows, context, keep, DType::bf16, true);
-  octopage::Options options;
-  options.backend = backend;
-  options.workspace_bytes = octopage::sparse_prefill_workspace_size(c.args, options);
   octopage::DeviceArena arena;
-  options.workspace =
-      arena.allocate(DType::u8, {static_cast<int64_t>(options.workspace_bytes)}).data;
+  const octopage::Options options = options_of(c, backend, arena);
   cudaEvent_t begin, end;
   octopage::cuda::check(cudaEventCreate(&begin), "event");
   octopage::cuda::check(cudaEventCreate(&end), "event");

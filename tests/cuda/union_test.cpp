@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 
 #include "cuda/device_step.hpp"
@@ -47,6 +48,19 @@ struct Editable {
   static std::vector<int32_t> copy(const TensorView& t) {
     const auto* data = static_cast<const int32_t*>(t.data);
     return {data, data + t.size()};
+  }
+};
+
+/// A copy of a step's 16-bit cache that a test may change.
+struct EditableCache {
+  std::vector<uint16_t> memory;
+  uint16_t* data;
+  explicit EditableCache(const Step& step) : memory(static_cast<size_t>(step.kv_cache.size()) + 8) {
+    void* aligned = memory.data();
+    size_t space = memory.size() * 2;
+    const auto bytes = static_cast<size_t>(step.kv_cache.size()) * 2;
+    data = static_cast<uint16_t*>(std::align(16, bytes, aligned, space));
+    std::memcpy(data, step.kv_cache.data, bytes);
   }
 };
 
@@ -233,12 +247,8 @@ TEST_F(Union, ANonFiniteKeyShowsOnlyWhereItIsSelected) {
                                    .poison = false,
                                    .seed = 3});
   for (const uint16_t bits : {0x7fc0, 0x7f80, 0xff80}) {  // NaN, Inf, -Inf
-    std::vector<uint16_t> memory(static_cast<size_t>(step.kv_cache.size()) + 8);
-    void* aligned = memory.data();
-    size_t space = memory.size() * 2;
-    std::align(16, static_cast<size_t>(step.kv_cache.size()) * 2, aligned, space);
-    auto* cache = static_cast<uint16_t*>(aligned);
-    std::memcpy(cache, step.kv_cache.data, static_cast<size_t>(step.kv_cache.size()) * 2);
+    const EditableCache copy(step);
+    uint16_t* const cache = copy.data;
     const auto* regions = static_cast<const int32_t*>(step.regions.data);
     const int32_t region = regions[5 * 24 + 9];  // of row 5
     const int64_t block = static_cast<const int32_t*>(step.block_table.data)[region];
@@ -272,12 +282,8 @@ TEST_F(Union, RequestsAreIsolated) {
                                    .local_regions = 1,
                                    .poison = false,
                                    .seed = 8});
-  std::vector<uint16_t> memory(static_cast<size_t>(step.kv_cache.size()) + 8);
-  void* aligned = memory.data();
-  size_t space = memory.size() * 2;
-  std::align(16, static_cast<size_t>(step.kv_cache.size()) * 2, aligned, space);
-  auto* cache = static_cast<uint16_t*>(aligned);
-  std::memcpy(cache, step.kv_cache.data, static_cast<size_t>(step.kv_cache.size()) * 2);
+  const EditableCache copy(step);
+  uint16_t* const cache = copy.data;
   const int64_t columns = step.block_table.shape[1];
   const auto* table = static_cast<const int32_t*>(step.block_table.data);
   const auto* owners = static_cast<const int32_t*>(step.owners.data);
