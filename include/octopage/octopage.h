@@ -141,7 +141,8 @@ typedef struct octopage_options {
   const octopage_executor* executor; /* CPU: runs the loops; may be null (built-in threads) */
   void* stream;                      /* CUDA: a cudaStream_t; null is the default stream */
   /* Scratch on the tensors' device, any alignment; nothing lives in it between calls. Null lets a
-   * call on the CPU allocate; a device call that needs some fails, and says how much. */
+   * call on the CPU allocate; a device call goes to backends that need none, which are slower on
+   * Hopper, or fails where a backend that needs some is forced, and says how much. */
   void* workspace;
   size_t workspace_bytes; /* size of `workspace` */
   int32_t threads;        /* CPU threads; 0: all that the process may use; executor wins */

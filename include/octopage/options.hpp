@@ -44,7 +44,9 @@ struct Options {
   /// CUDA: the stream, a cudaStream_t; null is the default stream. Ignored on the CPU.
   void* stream = nullptr;
   /// Scratch memory on the tensors' device, any alignment; nothing lives in it between calls. On
-  /// the CPU null lets the call allocate what it needs. Too small is an error that says how much.
+  /// the CPU null lets the call allocate what it needs. On CUDA nothing is allocated: null leaves
+  /// the call to backends that need none, which are slower on Hopper. Too small is an error that
+  /// says how much.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
 };
