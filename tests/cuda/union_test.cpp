@@ -306,6 +306,84 @@ TEST_F(Union, RequestsAreIsolated) {
   }
 }
 
+TEST_F(Union, PairedStridesAndForeignLayouts) {
+  // Rows and heads with gaps that keep pairs whole but no 16-byte words; groups interleaved by
+  // token and a gap between blocks. Gaps stay as they are.
+  const Step step = make_synthetic_step({.rows = 30,
+                                         .requests = 2,
+                                         .context = 500,
+                                         .groups = 2,
+                                         .heads = 32,
+                                         .dim = 64,
+                                         .region_count = 20,
+                                         .block_size = 24,
+                                         .keep = 0.8,
+                                         .local_regions = 1,
+                                         .seed = 21});
+  const Result expected = reference(step);
+  const int64_t rows = step.rows(), heads = step.heads(), dim = step.dim();
+  const int64_t stride_head = dim + 2, stride_row = heads * stride_head + 6;
+  const auto& shape = step.kv_cache.shape;
+  const int64_t token = shape[1] * shape[3], block = (shape[2] + 8) * token;
+  std::vector<uint16_t> query(static_cast<size_t>(rows * stride_row), 0x7fc0);
+  for (int64_t line = 0; line < rows * heads; ++line) {
+    std::memcpy(query.data() + line / heads * stride_row + line % heads * stride_head,
+                static_cast<const uint16_t*>(step.query.data) + line * dim,
+                static_cast<size_t>(dim) * 2);
+  }
+  std::vector<uint16_t> cache(static_cast<size_t>(shape[0] * block), 0x7fc0);
+  for (int64_t b = 0; b < shape[0]; ++b) {
+    for (int64_t g = 0; g < shape[1]; ++g) {
+      for (int64_t t = 0; t < shape[2]; ++t) {
+        std::memcpy(cache.data() + b * block + t * token + g * shape[3],
+                    static_cast<const uint16_t*>(step.kv_cache.data) +
+                        ((b * shape[1] + g) * shape[2] + t) * shape[3],
+                    static_cast<size_t>(shape[3]) * 2);
+      }
+    }
+  }
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    DeviceStep device(step);
+    SparsePrefillArgs args = device.args;
+    args.query.data = device.arena
+                          .upload(TensorView::contiguous(query.data(), DType::bf16,
+                                                         {static_cast<int64_t>(query.size())}))
+                          .data;
+    args.query.strides = {stride_row, stride_head, 1};
+    args.kv_cache.data = device.arena
+                             .upload(TensorView::contiguous(cache.data(), DType::bf16,
+                                                            {static_cast<int64_t>(cache.size())}))
+                             .data;
+    args.kv_cache.strides = {block, shape[3], token, 1};
+    const TensorView memory = device.arena.allocate(dtype, {rows * stride_row}, 0x7f);
+    args.output = memory;
+    args.output.rank = 3;
+    args.output.shape = {rows, heads, dim};
+    args.output.strides = {stride_row, stride_head, 1};
+    ASSERT_TRUE(backend_supports("cuda-sm90a", args).ok)
+        << backend_supports("cuda-sm90a", args).reason;
+    sparse_prefill(args, device.options_for(args));
+    std::vector<uint8_t> raw(static_cast<size_t>(memory.size() * itemsize(dtype)));
+    device.arena.download(memory, raw.data());
+    Result actual = device.fetch();
+    uint8_t poison[4] = {0x7f, 0x7f, 0x7f, 0x7f};
+    for (int64_t at = 0; at < memory.size(); ++at) {
+      const int64_t row = at / stride_row, in_row = at % stride_row;
+      const int64_t head = in_row / stride_head, d = in_row % stride_head;
+      if (head < heads && d < dim) {
+        actual.output[static_cast<size_t>((row * heads + head) * dim + d)] =
+            load_f32(raw.data(), dtype, at);
+      } else {
+        ASSERT_EQ(std::memcmp(raw.data() + at * itemsize(dtype), poison,
+                              static_cast<size_t>(itemsize(dtype))),
+                  0)
+            << "a gap was written at " << at;
+      }
+    }
+    expect_close(actual, expected, step, name(dtype), dtype);
+  }
+}
+
 TEST_F(Union, TheWorkspaceDecides) {
   const Step step = make_synthetic_step({.rows = 20,
                                          .requests = 1,
