@@ -7,6 +7,7 @@
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -28,6 +29,28 @@ using octopage::CompactPagedPrefill;
 using octopage::DType;
 using octopage::Step;
 using octopage::TensorView;
+
+/// What a step is made of; the Step-5 shape where nothing else is said.
+struct Shape {
+  int64_t rows = 4096, context = 131072;
+  double keep = 0.95;
+  DType kv = DType::bf16;
+  int64_t heads = 16, dim = 192, region_count = 512, groups = 1;  // heads of a group
+  int64_t requests = 1;
+
+  std::string name() const {
+    const auto text = [](const char* what, int64_t value) {
+      return std::string("/") + what + ":" + std::to_string(value);
+    };
+    std::string out = text("rows", rows) + text("context", context) +
+                      "/keep:" + std::to_string(keep).substr(0, 4) + "/" + octopage::name(kv);
+    if (groups != 1) out += text("groups", groups);
+    if (requests != 1) out += text("requests", requests);
+    if (heads != 16 || dim != 192 || region_count != 512)
+      out += text("heads", heads) + text("dim", dim) + text("regions", region_count);
+    return out;
+  }
+};
 
 /// A step on the device with its plan, verified once.
 struct Case {
@@ -78,56 +101,58 @@ void verify(Case& c, const char* what) {
   }
 }
 
-Case& make_case(int64_t rows, int64_t context, double keep, DType kv_dtype, bool contiguous) {
+Case& make_case(const Shape& shape, bool contiguous) {
   static std::map<std::string, std::unique_ptr<Case>> cases;
-  const std::string key = std::to_string(rows) + "/" + std::to_string(context) + "/" +
-                          std::to_string(keep) + "/" + octopage::name(kv_dtype) +
-                          (contiguous ? "" : "/strided");
+  const std::string key = shape.name() + (contiguous ? "" : "/strided");
   auto& slot = cases[key];
   if (slot) return *slot;
   cases.clear();  // one at a time: the large ones fill gigabytes
   auto& fresh = cases[key];
   fresh = std::make_unique<Case>();
   Case& c = *fresh;
-  c.step = octopage::make_synthetic_step({.rows = rows,
-                                          .context = context,
-                                          .heads = 16,
-                                          .dim = 192,
-                                          .region_count = 512,
-                                          .kv_dtype = kv_dtype,
-                                          .keep = keep});
+  const int64_t heads = shape.heads * shape.groups;
+  c.step = octopage::make_synthetic_step({.rows = shape.rows,
+                                          .requests = shape.requests,
+                                          .context = shape.context,
+                                          .groups = shape.groups,
+                                          .heads = heads,
+                                          .dim = shape.dim,
+                                          .region_count = shape.region_count,
+                                          .kv_dtype = shape.kv,
+                                          .keep = shape.keep});
   c.args.query = c.arena.upload(c.step.query);
   c.args.kv_cache = c.arena.upload(c.step.kv_cache);
   c.args.block_table = c.arena.upload(c.step.block_table);
   c.args.owners = c.arena.upload(c.step.owners);
   c.args.positions = c.arena.upload(c.step.positions);
   c.args.regions = c.arena.upload(c.step.regions);
-  c.args.output = c.arena.allocate(c.step.query.dtype, {rows, 16, 192});
+  c.args.output = c.arena.allocate(c.step.query.dtype, {shape.rows, heads, shape.dim});
   c.args.scale = c.step.scale;
-  if (kv_dtype == DType::f8_e4m3fn) {
+  if (shape.kv == DType::f8_e4m3fn) {
     c.args.k_scale = octopage::Scale::of(c.step.k_scale);
     c.args.v_scale = octopage::Scale::of(c.step.v_scale);
   }
   double tokens = 0;
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = 0; row < shape.rows; ++row) {
     const int64_t position = c.step.positions.dtype == DType::i64
                                  ? static_cast<const int64_t*>(c.step.positions.data)[row]
                                  : static_cast<const int32_t*>(c.step.positions.data)[row];
     c.positions.push_back(position);
-    const int64_t count = octopage::selection_count(position, 512);
+    const int64_t count = octopage::selection_count(position, shape.region_count);
     if (count > 0)
       tokens += static_cast<double>((count - 1) * 8 + octopage::last_page_len(position));
   }
-  c.flops = 4.0 * 16 * 192 * tokens;
+  c.flops = 4.0 * static_cast<double>(heads * shape.dim) * tokens;
+  if (shape.groups != 1) return c;  // the plan is of one group
   c.regions = c.args.regions;
   c.regions.rank = 2;
-  c.regions.shape = {rows, 512};
-  c.regions.strides = {512, 1};
-  c.plan.plan({.query_shape = {rows, 16, 192},
+  c.regions.shape = {shape.rows, shape.region_count};
+  c.regions.strides = {shape.region_count, 1};
+  c.plan.plan({.query_shape = {shape.rows, heads, shape.dim},
                .dtype = DType::bf16,
                .device = c.arena.device(),
                .positions = c.positions,
-               .region_count = 512,
+               .region_count = shape.region_count,
                .scale = c.step.scale,
                .block_size = 64,
                .contiguous_query = contiguous});
@@ -194,9 +219,8 @@ octopage::Options options_of(const Case& c, const char* backend, octopage::Devic
 }
 
 /// One call on `backend`, everything it launches included.
-void attention_direct(benchmark::State& state, const char* backend, int64_t rows, int64_t context,
-                      double keep, DType kv) {
-  Case& c = make_case(rows, context, keep, kv, true);
+void attention_direct(benchmark::State& state, const char* backend, const Shape& shape) {
+  Case& c = make_case(shape, true);
   octopage::DeviceArena arena;
   const octopage::Options options = options_of(c, backend, arena);
   octopage::sparse_prefill(c.args, options);
@@ -206,10 +230,9 @@ void attention_direct(benchmark::State& state, const char* backend, int64_t rows
 }
 
 /// Back to back, so that the chip is as warm and as throttled as in an engine; mean per call.
-void attention_sustained(benchmark::State& state, const char* backend, int64_t rows,
-                         int64_t context, double keep) {
+void attention_sustained(benchmark::State& state, const char* backend, const Shape& shape) {
   constexpr int kCalls = 1500;
-  Case& c = make_case(rows, context, keep, DType::bf16, true);
+  Case& c = make_case(shape, true);
   octopage::DeviceArena arena;
   const octopage::Options options = options_of(c, backend, arena);
   cudaEvent_t begin, end;
@@ -229,9 +252,8 @@ void attention_sustained(benchmark::State& state, const char* backend, int64_t r
   report_work(state, c.flops);
 }
 
-void attention_planned(benchmark::State& state, int64_t rows, int64_t context, double keep,
-                       DType kv) {
-  Case& c = make_case(rows, context, keep, kv, true);
+void attention_planned(benchmark::State& state, const Shape& shape) {
+  Case& c = make_case(shape, true);
   octopage::fill_prefill_pages(fill_args(c, false));
   const auto finish = [&] {
     c.plan.finish(c.args.query, c.args.kv_cache, c.args.output, {}, c.args.k_scale, c.args.v_scale,
@@ -245,7 +267,7 @@ void attention_planned(benchmark::State& state, int64_t rows, int64_t context, d
 
 /// Pages and query of 16,384 rows, and a plain copy of as many bytes.
 void fill(benchmark::State& state, bool copy_query, bool plain) {
-  Case& c = make_case(16384, 131072, 0.95, DType::bf16, false);
+  Case& c = make_case({.rows = 16384}, false);
   const double entries = static_cast<double>(c.plan.pages().size());
   const double bytes = entries * 8 + (copy_query ? 16384.0 * 16 * 192 * 2 * 2 : 0);
   if (plain) {
@@ -295,7 +317,7 @@ void stage(benchmark::State& state, DType from_type, bool plain) {
 
 /// Host time of a plan for 16,384 rows.
 void plan_on_host(benchmark::State& state) {
-  Case& c = make_case(16384, 131072, 0.95, DType::bf16, false);
+  Case& c = make_case({.rows = 16384}, false);
   const octopage::PrefillPlanArgs args = {.query_shape = {16384, 16, 192},
                                           .dtype = DType::bf16,
                                           .device = c.arena.device(),
@@ -314,7 +336,7 @@ void plan_on_host(benchmark::State& state) {
 }
 
 void fixup(benchmark::State& state) {
-  Case& c = make_case(16384, 131072, 0.95, DType::bf16, false);
+  Case& c = make_case({.rows = 16384}, false);
   time_device(state, [&] { c.plan.fixup_positions(c.args.positions); });
 }
 
@@ -340,45 +362,62 @@ int main(int argc, char** argv) {
   int driver = 0;
   static_cast<void>(cudaDriverGetVersion(&driver));
   benchmark::AddCustomContext("cuda_driver", std::to_string(driver));
-  const auto name_of = [](const char* what, int64_t rows, int64_t context, double keep, DType kv) {
-    return std::string(what) + "/rows:" + std::to_string(rows) +
-           "/context:" + std::to_string(context) + "/keep:" + std::to_string(keep).substr(0, 4) +
-           "/" + octopage::name(kv);
+  const auto add_direct = [](const char* backend, const Shape& shape) {
+    const bool hopper = std::string(backend) == "cuda-sm90a";
+    add((hopper ? "union" : "direct") + shape.name(), attention_direct, backend, shape);
+  };
+  const auto add_all = [&](const Shape& shape) {
+    add_direct("cuda-sm90a", shape);
+    add_direct("cuda-sm80", shape);
+    add("planned" + shape.name(), attention_planned, shape);
   };
   // Neighbours in this list share a step, which is costly to make.
-  for (const double keep : {1.0, 0.95, 0.87, 0.8, 0.5, 0.0}) {
-    add(name_of("union", 4096, 131072, keep, DType::bf16), attention_direct, "cuda-sm90a", 4096,
-        131072, keep, DType::bf16);
-    if (keep == 0.95 || keep == 0.5 || keep == 0.0) {
-      for (const DType kv : {DType::bf16, DType::f8_e4m3fn}) {
-        add(name_of("direct", 4096, 131072, keep, kv), attention_direct, "cuda-sm80", 4096, 131072,
-            keep, kv);
-        add(name_of("planned", 4096, 131072, keep, kv), attention_planned, 4096, 131072, keep, kv);
+  for (const double keep : {1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0}) {
+    for (const DType kv : {DType::bf16, DType::f8_e4m3fn}) {
+      const Shape shape = {.keep = keep, .kv = kv};
+      if (keep == 0.95 || keep == 0.5 || keep == 0.0) {
+        add_all(shape);
+      } else {
+        add_direct("cuda-sm90a", shape);
       }
     }
   }
-  for (const int64_t rows : {256, 1024}) {
-    add(name_of("union", rows, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm90a", rows,
-        131072, 0.95, DType::bf16);
-    add(name_of("direct", rows, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm80", rows,
-        131072, 0.95, DType::bf16);
-    add(name_of("planned", rows, 131072, 0.95, DType::bf16), attention_planned, rows, 131072, 0.95,
-        DType::bf16);
+  for (const int64_t rows : {64, 256, 512, 1024, 2048}) add_all({.rows = rows});
+  for (const int64_t rows : {256, 1024})
+    add_direct("cuda-sm90a", {.rows = rows, .kv = DType::f8_e4m3fn});
+  for (const int64_t rows : {1024, 4096, 16384})
+    add_direct("cuda-sm90a", {.rows = rows, .context = 16384});
+  add_direct("cuda-sm90a", {.context = 1 << 20});
+  for (const DType kv : {DType::bf16, DType::f8_e4m3fn})
+    add_direct("cuda-sm90a", {.rows = 16384, .kv = kv});
+  // Selections that have nothing in common, where a row by row kernel has the better chances.
+  for (const auto& [heads, dim, region_count] : {std::array<int64_t, 3>{4, 192, 512},
+                                                 {8, 128, 256},
+                                                 {16, 64, 512},
+                                                 {16, 128, 512},
+                                                 {16, 256, 512},
+                                                 {32, 128, 512},
+                                                 {64, 192, 512}}) {
+    for (const double keep : {0.95, 0.0}) {
+      const Shape shape = {
+          .rows = 2048, .keep = keep, .heads = heads, .dim = dim, .region_count = region_count};
+      add_direct("cuda-sm90a", shape);
+      add_direct("cuda-sm80", shape);
+    }
   }
-  for (const int64_t rows : {4096, 16384}) {
-    add(name_of("union", rows, 16384, 0.95, DType::bf16), attention_direct, "cuda-sm90a", rows,
-        16384, 0.95, DType::bf16);
+  for (const Shape& shape :
+       {Shape{.rows = 2048, .groups = 4}, Shape{.context = 8192, .requests = 64}}) {
+    add_direct("cuda-sm90a", shape);
+    add_direct("cuda-sm80", shape);
   }
-  for (const double keep : {0.95, 0.8}) {
-    benchmark::RegisterBenchmark(
-        name_of("union_sustained", 4096, 131072, keep, DType::bf16).c_str(), attention_sustained,
-        "cuda-sm90a", 4096, 131072, keep)
+  for (const Shape& shape :
+       {Shape{}, Shape{.keep = 0.8}, Shape{.kv = DType::f8_e4m3fn}, Shape{.rows = 256}}) {
+    benchmark::RegisterBenchmark(("union_sustained" + shape.name()).c_str(), attention_sustained,
+                                 "cuda-sm90a", shape)
         ->UseManualTime()
         ->Unit(benchmark::kMicrosecond)
         ->Iterations(1);
   }
-  add(name_of("union", 16384, 131072, 0.95, DType::bf16), attention_direct, "cuda-sm90a", 16384,
-      131072, 0.95, DType::bf16);
   add("fill/pages", fill, false, false);
   add("fill/pages_copy_of_as_many_bytes", fill, false, true);
   add("fill/pages_and_query", fill, true, false);

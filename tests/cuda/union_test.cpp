@@ -7,6 +7,8 @@
 #include <memory>
 #include <random>
 
+#include "backends/cuda/runtime/runtime.hpp"
+#include "backends/cuda/union/params.hpp"
 #include "cuda/device_step.hpp"
 
 namespace octopage::test {
@@ -384,6 +386,292 @@ TEST_F(Union, PairedStridesAndForeignLayouts) {
   }
 }
 
+/// Into how many splits a call's tiles are cut, as log2.
+int32_t split_shift_of(const Step& step) {
+  const int64_t spans = (step.rows() + cuda::tile_rows(step.heads() / step.groups()) - 1) /
+                        cuda::tile_rows(step.heads() / step.groups());
+  return cuda::split_shift_of(spans * step.groups(), cuda::device_limits(0).multiprocessors,
+                              step.region_count());
+}
+
+TEST_F(Union, FewRowsAreSplit) {
+  uint64_t seed = 2000;
+  int64_t split = 0;
+  for (const DType type : {DType::bf16, DType::f16, DType::f8_e4m3fn}) {
+    for (const int64_t dim : {64, 192, 256}) {
+      if (type == DType::f8_e4m3fn && dim == 256) continue;
+      for (const int64_t heads : {1, 4, 16, 24, 128}) {
+        for (const int64_t rows : {1, 7, 33, 150}) {
+          const Step step = make_synthetic_step({.rows = rows,
+                                                 .requests = std::min<int64_t>(rows, 3),
+                                                 .context = 2500,
+                                                 .groups = heads <= 16 ? 2 : 1,
+                                                 .heads = heads * (heads <= 16 ? 2 : 1),
+                                                 .dim = dim,
+                                                 .region_count = 200,
+                                                 .block_size = 40,
+                                                 .query_dtype = rows % 2 == 0         ? DType::bf16
+                                                                : type == DType::bf16 ? DType::bf16
+                                                                                      : DType::f16,
+                                                 .kv_dtype = type,
+                                                 .keep = 0.6,
+                                                 .local_regions = 2,
+                                                 .seed = seed++});
+          if (type == DType::f16 && step.query.dtype != DType::f16) continue;
+          split += split_shift_of(step) > 0 ? 1 : 0;
+          ASSERT_NO_FATAL_FAILURE(expect_right(
+              step, std::string(name(type)) + " dim " + std::to_string(dim) + " heads " +
+                        std::to_string(heads) + " rows " + std::to_string(rows)));
+        }
+      }
+    }
+  }
+  EXPECT_GT(split, 60) << "the calls were meant to be split";
+}
+
+TEST_F(Union, SplitsKeepStrangersOut) {
+  // Rows that see tokens in some splits alone, beside NaN values of their neighbours in others.
+  for (const DType output : {DType::f32, DType::bf16}) {
+    Editable e(make_synthetic_step({.rows = 24,
+                                    .requests = 1,
+                                    .context = 4096,
+                                    .groups = 1,
+                                    .heads = 16,
+                                    .dim = 128,
+                                    .region_count = 128,
+                                    .block_size = 8,
+                                    .local_regions = 1,
+                                    .poison = false,
+                                    .seed = 31}));
+    ASSERT_GT(split_shift_of(e.step), 0);
+    const EditableCache copy(e.step);
+    e.step.kv_cache.data = copy.data;
+    const auto* table = static_cast<const int32_t*>(e.step.block_table.data);
+    for (int64_t row = 0; row < 24; ++row) {
+      for (int64_t i = 0; i < 128; ++i) {
+        auto& region = e.regions[static_cast<size_t>(row * 128 + i)];
+        // Even rows: the first regions alone; rows 3, 11, 19: nothing; the others: all over.
+        if (row % 2 == 0) region = i < 9 ? static_cast<int32_t>(i) : -1;
+        if (row % 8 == 3) region = -1;
+        if (row % 2 == 1 && row % 8 != 3) region = static_cast<int32_t>(3 * i + 20);
+      }
+    }
+    // V of regions that stand in other splits than the even rows' own.
+    for (int64_t region = 250; region < 400; ++region) {
+      const int64_t block = table[region];
+      for (int64_t t = 0; t < 8; ++t)
+        copy.data[(block * 8 + t) * 256 + 128 + region % 128] = 0x7fc0;
+    }
+    DeviceStep device(e.step, output);
+    const Result result = run(device);
+    EXPECT_EQ(result.status, status_region);
+    const Result expected = reference(e.step);
+    for (int64_t row = 0; row < 24; ++row) {
+      for (int64_t head = 0; head < 16; ++head) {
+        const auto line = static_cast<size_t>(row * 16 + head);
+        const float lse = result.lse[line];
+        if (row % 8 == 3) {
+          ASSERT_EQ(lse, -INFINITY) << row;
+        } else {
+          ASSERT_NEAR(lse, expected.lse[line], 2e-3) << row;
+        }
+        for (size_t d = 0; d < 128; ++d) {
+          const float value = result.output[line * 128 + d];
+          if (row % 8 == 3) {
+            ASSERT_EQ(value, 0.0f) << row;
+          } else if (row % 2 == 0) {
+            ASSERT_NEAR(value, expected.output[line * 128 + d], 2e-2) << row;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Union, TheNormaliserSumsWhatIsMultiplied) {
+  // One region has score 0, all others exp(-x) that 16 bits round by nearly half a unit, all the
+  // same way. V is constant, so the result is V, however they were rounded.
+  for (const float other : {0.0038f, 0.0059f, 0.0115f, 1.3f}) {
+    Step step = make_synthetic_step({.rows = 300,
+                                     .requests = 1,
+                                     .context = 4000,
+                                     .groups = 1,
+                                     .heads = 16,
+                                     .dim = 64,
+                                     .region_count = 256,
+                                     .block_size = 8,
+                                     .keep = 0.9,
+                                     .local_regions = 1,
+                                     .poison = false,
+                                     .seed = 77});
+    const EditableCache copy(step);
+    for (int64_t token = 0; token < step.kv_cache.size() / 128; ++token) {
+      for (int64_t d = 0; d < 64; ++d) {
+        store_f32(copy.data, DType::bf16, token * 128 + d, d == 0 && token % 64 != 0 ? -other : 0);
+        store_f32(copy.data, DType::bf16, token * 128 + 64 + d, 1.25f);
+      }
+    }
+    std::vector<uint16_t> query(static_cast<size_t>(step.query.size()));
+    for (int64_t i = 0; i < step.query.size(); ++i)
+      store_f32(query.data(), DType::bf16, i, i % 64 == 0 ? 1.0f : 0.0f);
+    step.kv_cache.data = copy.data;
+    step.query.data = query.data();
+    step.scale = 1.0f;
+    DeviceStep device(step);
+    const Result result = run(device);
+    for (const float value : result.output) ASSERT_NEAR(value, 1.25f, 1e-5f) << other;
+    expect_close(result, reference(step), step, std::to_string(other));
+  }
+}
+
+TEST_F(Union, AnEmptyCacheIsLegal) {
+  Step step = make_synthetic_step({.rows = 20,
+                                   .requests = 1,
+                                   .context = 500,
+                                   .groups = 1,
+                                   .heads = 16,
+                                   .dim = 192,
+                                   .region_count = 16,
+                                   .seed = 1});
+  step.kv_cache.shape[0] = 0;
+  DeviceStep device(step);
+  const Result result = run(device);
+  EXPECT_EQ(result.status, status_table);
+  for (const float value : result.output) ASSERT_EQ(value, 0.0f);
+  for (const float value : result.lse) ASSERT_EQ(value, -INFINITY);
+}
+
+TEST_F(Union, ARowWithoutTokensBesideNonFiniteValues) {
+  Editable e(make_synthetic_step({.rows = 1100,  // enough not to be split
+                                  .requests = 1,
+                                  .context = 2000,
+                                  .groups = 1,
+                                  .heads = 16,
+                                  .dim = 64,
+                                  .region_count = 20,
+                                  .block_size = 8,
+                                  .keep = 0.9,
+                                  .local_regions = 1,
+                                  .poison = false,
+                                  .seed = 9}));
+  ASSERT_EQ(split_shift_of(e.step), 0);
+  const EditableCache copy(e.step);
+  for (int64_t token = 0; token < e.step.kv_cache.size() / 128; ++token)
+    for (int64_t d = 0; d < 64; ++d) copy.data[token * 128 + 64 + d] = 0x7fc0;
+  e.step.kv_cache.data = copy.data;
+  for (int64_t row = 2; row < 1100; row += 5)
+    for (int64_t i = 0; i < 20; ++i) e.regions[static_cast<size_t>(row * 20 + i)] = INT32_MAX;
+  DeviceStep device(e.step);
+  const Result result = run(device);
+  for (int64_t row = 0; row < 1100; ++row) {
+    const float first = result.output[static_cast<size_t>(row * 16 * 64)];
+    if (row % 5 == 2) {
+      ASSERT_EQ(first, 0.0f) << row;
+      ASSERT_EQ(result.lse[static_cast<size_t>(row * 16)], -INFINITY) << row;
+    } else {
+      ASSERT_TRUE(std::isnan(first)) << row;
+    }
+  }
+}
+
+TEST_F(Union, ManyRegionsOfARow) {
+  // Eight rows that share little of 2,560 regions each: the union's tables outgrow a window.
+  const Step step = make_synthetic_step({.rows = 24,
+                                         .requests = 1,
+                                         .context = 300000,
+                                         .groups = 1,
+                                         .heads = 16,
+                                         .dim = 64,
+                                         .region_count = 2560,
+                                         .block_size = 64,
+                                         .keep = 0.1,
+                                         .seed = 15});
+  expect_right(step, "2560 regions");
+}
+
+/// A step over an f8 cache with the scales of a test.
+Step f8_step(DType query, int64_t dim, int64_t heads, int64_t rows, uint64_t seed) {
+  const int64_t groups = heads <= 16 ? 2 : 1;
+  return make_synthetic_step({.rows = rows,
+                              .requests = 2,
+                              .context = 900,
+                              .groups = groups,
+                              .heads = heads * groups,
+                              .dim = dim,
+                              .region_count = 37,
+                              .block_size = 40,
+                              .query_dtype = query,
+                              .kv_dtype = DType::f8_e4m3fn,
+                              .keep = 0.7,
+                              .local_regions = 2,
+                              .seed = seed});
+}
+
+TEST_F(Union, F8OfEveryHeadCountDimAndQueryType) {
+  uint64_t seed = 3000;
+  for (const DType query : {DType::bf16, DType::f16}) {
+    for (const int64_t dim : {64, 128, 192}) {
+      for (const int64_t heads : {1, 3, 4, 6, 8, 12, 16, 24, 32, 64, 100, 128}) {
+        const Step step = f8_step(query, dim, heads, 41, seed++);
+        const std::string what = std::string(name(query)) + " dim " + std::to_string(dim) +
+                                 " heads " + std::to_string(heads);
+        for (const bool by_value : {false, true}) {
+          DeviceStep device(step, by_value ? query : DType::f32);
+          if (by_value) {
+            device.args.k_scale = Scale::of(step.k_scale);
+            device.args.v_scale = Scale::of(step.v_scale);
+          }
+          ASSERT_NO_FATAL_FAILURE(expect_close(run(device), reference(step), step, what,
+                                               by_value ? query : DType::f32));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Union, F8ScalesOfAnySignAndSize) {
+  for (const int64_t heads : {4, 16}) {
+    for (const int64_t rows : {41, 1200}) {
+      Step step = f8_step(DType::bf16, 192, heads, rows, static_cast<uint64_t>(heads + rows));
+      for (const auto& [k, v] : std::vector<std::pair<float, float>>{
+               {-0.37f, 2.0f}, {0.0f, -1.5f}, {-0.0f, 1.0f}, {3.5f, 0.0f}, {1e-40f, 1e3f}}) {
+        step.k_scale = k;
+        step.v_scale = v;
+        ASSERT_NO_FATAL_FAILURE(
+            expect_right(step, "k_scale " + std::to_string(k) + ", v_scale " + std::to_string(v)));
+      }
+    }
+  }
+}
+
+TEST_F(Union, F8QueriesOfAnyMagnitude) {
+  // Each (row, head) has a magnitude of its own; k_scale brings scores back to where they differ.
+  for (const int64_t heads : {4, 16}) {
+    for (const auto& [from, k_scale] : std::vector<std::pair<int, float>>{
+             {-100, 1e28f}, {-30, 1e8f}, {0, 0.3f}, {30, 1e-9f}, {100, 1e-30f}}) {
+      Step step = f8_step(DType::bf16, 192, heads, 41, static_cast<uint64_t>(heads + from + 200));
+      std::vector<uint16_t> query(static_cast<size_t>(step.query.size()));
+      for (int64_t i = 0; i < step.query.size(); ++i) {
+        const float value = load_f32(step.query.data, DType::bf16, i);
+        const int exponent = from + static_cast<int>(i / 192 % 7) - 3;
+        store_f32(query.data(), DType::bf16, i, std::ldexp(value, exponent));
+      }
+      step.query.data = query.data();
+      step.k_scale = k_scale;
+      ASSERT_NO_FATAL_FAILURE(expect_right(step, "2^" + std::to_string(from)));
+    }
+  }
+}
+
+TEST_F(Union, F8ScoresUpToTheContractsBound) {
+  // Scores about 64 times as large as usual, where one key decides and neighbours differ by little.
+  for (const int64_t heads : {4, 16}) {
+    Step step = f8_step(DType::bf16, 192, heads, 200, 91);
+    step.k_scale *= 8.0f;
+    expect_right(step, "large scores");
+  }
+}
+
 TEST_F(Union, TheWorkspaceDecides) {
   const Step step = make_synthetic_step({.rows = 20,
                                          .requests = 1,
@@ -448,6 +736,20 @@ TEST_F(Union, RefusalsNameTheirReason) {
   args.output.strides[0] += 1;
   EXPECT_TRUE(has(reason(args), "output"));
   EXPECT_TRUE(has(reason(device.args, {.batch_invariant = true}), "batch-invariant"));
+  args = device.args;
+  args.kv_cache.dtype = DType::f16;
+  EXPECT_TRUE(has(reason(args), "kv_cache")) << "another type of 16 bits";
+  const Step wide = make_synthetic_step({.rows = 20,
+                                         .requests = 1,
+                                         .context = 500,
+                                         .groups = 1,
+                                         .heads = 16,
+                                         .dim = 256,
+                                         .region_count = 16,
+                                         .kv_dtype = DType::f8_e4m3fn,
+                                         .seed = 1});
+  DeviceStep wide_device(wide);
+  EXPECT_TRUE(has(reason(wide_device.args), "f8_e4m3fn")) << "head dim 256";
 }
 
 }  // namespace

@@ -19,11 +19,25 @@ constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();  // of a co
 constexpr int64_t kMostStrideBytes = int64_t{1} << 40;                // of a tensor map
 constexpr int64_t kMostTableRegions = int64_t{1} << 24;  // a marked region is packed with its rows
 
-size_t list_bytes(const Problem& problem) {
-  cuda::UnionLists lists;
-  return lists.lay_out(nullptr, problem.rows, problem.layout.selections, problem.region_count,
-                       problem.heads_per_group);
-}
+/// The workspace of a call. Counting and laying out are one body.
+struct Workspace {
+  cuda::UnionLists lists = {};
+  cuda::UnionPartials partials = {};
+  size_t bytes = 0;
+
+  Workspace(std::byte* base, const Problem& problem) {
+    const int64_t selections = problem.layout.selections;
+    const int64_t spans = (problem.rows + cuda::tile_rows(problem.heads_per_group) - 1) /
+                          cuda::tile_rows(problem.heads_per_group);
+    const int32_t split_shift = cuda::split_shift_of(
+        spans * problem.groups, cuda::device_limits(problem.device.index).multiprocessors,
+        problem.region_count);
+    bytes = lists.lay_out(base, problem.rows, selections, problem.region_count,
+                          problem.heads_per_group, split_shift);
+    bytes += partials.lay_out(base == nullptr ? nullptr : base + bytes, problem.rows,
+                              problem.groups * problem.heads_per_group, problem.dim, split_shift);
+  }
+};
 
 class CudaSm90aBackend final : public Backend {
  public:
@@ -61,12 +75,15 @@ class CudaSm90aBackend final : public Backend {
     const Support shape = supports_shape(kName, problem);
     if (!shape) return shape;
     if (problem.batch_invariant) return no("batch-invariant calls need tiles of one row");
-    if (problem.cache_dtype != problem.query_dtype) {
-      return no(fmt::format("query and kv_cache must have one dtype, have {} and {}",
-                            name(problem.query_dtype), name(problem.cache_dtype)));
+    if (!cuda::has_union_instance(problem.query_dtype, problem.cache_dtype, problem.dim)) {
+      return no(fmt::format(
+          "kv_cache must have the query's dtype, or f8_e4m3fn with head dims 64, 128, 192; these "
+          "are {}, {} and {}",
+          name(problem.query_dtype), name(problem.cache_dtype), problem.dim));
     }
     const Problem::Layout& layout = problem.layout;
-    if (!layout.positive_scale) return no("scale must be positive");
+    if (!layout.positive_scale)
+      return no("scale must be positive, neither subnormal nor above 2^127");
     if (!layout.even_query) return no("query must lie in pairs: even strides, 4-byte alignment");
     if (!layout.even_output) {
       return no("output must lie in pairs: even strides, aligned to two elements");
@@ -80,22 +97,21 @@ class CudaSm90aBackend final : public Backend {
         layout.stride_group * element_bytes >= kMostStrideBytes) {
       return no("strides of kv_cache must be below 2^40 bytes");
     }
+    if (problem.groups > 1 && layout.stride_group <= 0)
+      return no("groups of kv_cache must lie apart, their stride is 0");
     if (layout.table_regions > kMostTableRegions) {
       return no(fmt::format("block_table has columns for {} regions, {} at most",
                             layout.table_regions, kMostTableRegions));
     }
-    const int64_t needed = cuda::unions_shared_bytes(problem.heads_per_group, problem.region_count);
-    if (needed > limits.shared_bytes_optin) {
+    if (!cuda::unions_fit(problem.heads_per_group, problem.region_count)) {
       return no(fmt::format("{} regions of {} rows are too many to unite at once",
                             problem.region_count, cuda::tile_rows(problem.heads_per_group)));
     }
-    cuda::UnionLists lists;
-    lists.lay_out(nullptr, problem.rows, problem.layout.selections, problem.region_count,
-                  problem.heads_per_group);
-    const int64_t masks = layout.selections * lists.spans * 2 * lists.capacity * lists.half_rows;
+    const cuda::UnionLists lists = Workspace(nullptr, problem).lists;
+    const int64_t steps = layout.selections * lists.spans * 2 * lists.capacity * lists.half_rows;
     const int64_t pages = layout.selections * lists.spans * lists.capacity * cuda::kBatchPages;
-    if (std::max({masks, pages, lists.spans * problem.groups}) >
-        std::numeric_limits<int32_t>::max()) {
+    const int64_t units = lists.spans * problem.groups << lists.split_shift;
+    if (std::max({steps, pages, units}) > std::numeric_limits<int32_t>::max()) {
       return no(fmt::format("{} rows x {} groups x {} regions are too many for one call",
                             problem.rows, layout.selections, problem.region_count));
     }
@@ -105,7 +121,7 @@ class CudaSm90aBackend final : public Backend {
   size_t workspace_bytes(const Problem& problem, int32_t workers) const override {
     if (problem.path == Problem::Path::paged)
       return cuda_sm80_backend().workspace_bytes(problem, workers);
-    return problem.rows == 0 ? 0 : list_bytes(problem) + kAlignment - 1;
+    return problem.rows == 0 ? 0 : Workspace(nullptr, problem).bytes + kAlignment - 1;
   }
 
   void attend_direct(const DirectParams& d, const RunContext& context) const override {
@@ -115,57 +131,62 @@ class CudaSm90aBackend final : public Backend {
     auto* base = reinterpret_cast<std::byte*>(
         (reinterpret_cast<uintptr_t>(context.workspace.data()) + kAlignment - 1) / kAlignment *
         kAlignment);
-    cuda::UnionLists lists;
-    lists.lay_out(base, problem.rows, problem.layout.selections, problem.region_count,
-                  problem.heads_per_group);
-    cuda::launch_unions({.lists = lists,
-                         .table = d.table,
-                         .geometry = t.cache.geometry(),
-                         .owners = d.rows.owners,
-                         .stride_owners = d.rows.stride_owners,
-                         .positions = d.rows.positions,
-                         .stride_positions = d.rows.stride_positions,
-                         .regions = d.regions,
-                         .stride_regions_row = d.stride_regions_row,
-                         .stride_regions_selection = d.stride_regions_group,
-                         .stride_regions_entry = d.stride_regions_entry,
-                         .region_count = problem.region_count,
-                         .rows = problem.rows,
-                         .status = context.status,
-                         .wide_positions = d.rows.wide_positions ? 1 : 0},
-                        problem.layout.selections, context.stream);
+    const Workspace workspace(base, problem);
+    const cuda::UnionsParams unions = {.lists = workspace.lists,
+                                       .table = d.table,
+                                       .geometry = t.cache.geometry(),
+                                       .owners = d.rows.owners,
+                                       .stride_owners = d.rows.stride_owners,
+                                       .positions = d.rows.positions,
+                                       .stride_positions = d.rows.stride_positions,
+                                       .regions = d.regions,
+                                       .stride_regions_row = d.stride_regions_row,
+                                       .stride_regions_selection = d.stride_regions_group,
+                                       .stride_regions_entry = d.stride_regions_entry,
+                                       .region_count = problem.region_count,
+                                       .rows = problem.rows,
+                                       .status = context.status,
+                                       .wide_positions = d.rows.wide_positions ? 1 : 0};
     const int64_t output_bytes = itemsize(problem.output_dtype);
     const bool aligned = reinterpret_cast<uintptr_t>(t.output) % 16 == 0 &&
                          t.stride_output_row * output_bytes % 16 == 0 &&
                          t.stride_output_head * output_bytes % 16 == 0;
     constexpr double kLog2e = 1.44269504088896340736;
-    cuda::launch_union_attention({.lists = lists,
-                                  .query = t.query,
-                                  .stride_query_row = t.stride_query_row,
-                                  .stride_query_head = t.stride_query_head,
-                                  .output = t.output,
-                                  .stride_output_row = t.stride_output_row,
-                                  .stride_output_head = t.stride_output_head,
-                                  .lse = t.lse,
-                                  .stride_lse_row = t.stride_lse_row,
-                                  .stride_lse_head = t.stride_lse_head,
-                                  .rows = problem.rows,
-                                  .scale_log2 = static_cast<float>(t.scale * kLog2e),
-                                  .heads_per_group = static_cast<int32_t>(problem.heads_per_group),
-                                  .head_shift = cuda::head_shift(problem.heads_per_group),
-                                  .groups = static_cast<int32_t>(problem.groups),
-                                  .shared_selection = problem.layout.selections == 1 ? 1 : 0,
-                                  .output_is_f32 = problem.output_dtype == DType::f32 ? 1 : 0,
-                                  .aligned_output = aligned ? 1 : 0},
-                                 {.cache = t.cache.data,
-                                  .dtype = problem.cache_dtype,
-                                  .dim = problem.dim,
-                                  .tokens = problem.layout.tokens,
-                                  .groups = problem.groups,
-                                  .stride_token = t.cache.stride_token,
-                                  .stride_group = t.cache.stride_group},
-                                 cuda::device_limits(problem.device.index).multiprocessors,
-                                 context.stream);
+    const cuda::UnionAttentionParams attention = {
+        .lists = workspace.lists,
+        .query = t.query,
+        .stride_query_row = t.stride_query_row,
+        .stride_query_head = t.stride_query_head,
+        .output = t.output,
+        .stride_output_row = t.stride_output_row,
+        .stride_output_head = t.stride_output_head,
+        .lse = t.lse,
+        .stride_lse_row = t.stride_lse_row,
+        .stride_lse_head = t.stride_lse_head,
+        .rows = problem.rows,
+        .partials = workspace.partials,
+        .k_scale = t.k_scale_pointer,
+        .v_scale = t.v_scale_pointer,
+        .scale_log2 = static_cast<float>(t.scale * kLog2e),
+        .output_scale = static_cast<float>(t.v_scale),
+        .heads_per_group = static_cast<int32_t>(problem.heads_per_group),
+        .head_shift = cuda::head_shift(problem.heads_per_group),
+        .groups = static_cast<int32_t>(problem.groups),
+        .shared_selection = problem.layout.selections == 1 ? 1 : 0,
+        .query_is_f16 = problem.query_dtype == DType::f16 ? 1 : 0,
+        .output_is_f32 = problem.output_dtype == DType::f32 ? 1 : 0,
+        .aligned_output = aligned ? 1 : 0};
+    const bool empty = problem.layout.tokens == 0;
+    cuda::launch_union_path(unions, problem.layout.selections, attention,
+                            {.cache = empty ? base : t.cache.data,
+                             .dtype = problem.cache_dtype,
+                             .dim = problem.dim,
+                             .tokens = problem.layout.tokens,
+                             .groups = problem.groups,
+                             .stride_token = t.cache.stride_token,
+                             .stride_group = t.cache.stride_group},
+                            cuda::device_limits(problem.device.index).multiprocessors,
+                            context.stream);
   }
 
   void attend_paged(const PagedParams& params, const RunContext& context) const override {

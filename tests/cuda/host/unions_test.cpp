@@ -36,6 +36,7 @@ struct Call {
   std::vector<int32_t> owners, table, regions;  // regions [rows, selections, region_count]
   std::vector<int64_t> positions;
   int64_t requests = 1, columns = 0, blocks = 0, selections = 1;
+  int32_t split_shift = 0;
 
   std::vector<std::byte> memory;
   cuda::UnionLists lists = {};
@@ -47,10 +48,11 @@ struct Call {
 
   void run() {
     cuda::UnionLists sizes;
-    const size_t bytes = sizes.lay_out(nullptr, rows(), selections, region_count, heads);
+    const size_t bytes =
+        sizes.lay_out(nullptr, rows(), selections, region_count, heads, split_shift);
     memory.assign(bytes + 256, std::byte{0xff});
     auto* base = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
-    lists.lay_out(base, rows(), selections, region_count, heads);
+    lists.lay_out(base, rows(), selections, region_count, heads, split_shift);
     cuda::UnionsParams p = {};
     p.lists = lists;
     p.table = table_view();
@@ -117,23 +119,47 @@ struct Call {
     int64_t row = span * lists.tile_rows;
     int32_t first_batch = 0;
     for (int tile = 0; row < end; ++tile) {
-      const cuda::TileHeader& header = lists.headers[list * lists.tile_rows + tile];
-      ASSERT_EQ(header.row, row);
-      ASSERT_EQ(header.first_batch, first_batch);
       int64_t tile_end = row + 1;
       while (tile_end < end &&
              owners[static_cast<size_t>(tile_end)] == owners[static_cast<size_t>(row)])
         ++tile_end;
-      ASSERT_EQ(header.rows, tile_end - row);
-      ASSERT_EQ(header.last, tile_end == end ? 1 : 0);
-      ASSERT_LE(first_batch + header.batches, lists.capacity);
-      ASSERT_NO_FATAL_FAILURE(check_tile(selection, list, header, bits)) << "tile " << tile;
-      first_batch += header.batches;
+      const std::vector<cuda::TileHeader> splits = splits_of(list, tile);
+      for (size_t split = 0; split < splits.size(); ++split) {
+        const cuda::TileHeader& header = splits[split];
+        ASSERT_EQ(header.row, row);
+        ASSERT_EQ(header.rows, tile_end - row);
+        ASSERT_EQ(header.last, tile_end == end ? 1 : 0);
+        ASSERT_EQ(header.first_batch, first_batch);
+        ASSERT_EQ(header.begin, split == 0 ? 0 : splits[split - 1].end);
+        ASSERT_GE(header.end, header.begin);
+        ASSERT_LE(header.end - header.begin, splits[0].end - splits[0].begin + 1) << "unequal";
+        for (int half = 0; half < 2; ++half) {
+          ASSERT_EQ(header.first_step[half], split == 0 ? first_batch
+                                                        : splits[split - 1].first_step[half] +
+                                                              splits[split - 1].steps[half]);
+        }
+        ASSERT_EQ(header.tail, splits[0].tail);
+        ASSERT_EQ(header.live, splits[0].live);
+        ASSERT_TRUE(std::equal(std::begin(header.own), std::end(header.own), splits[0].own));
+      }
+      ASSERT_LE(first_batch + splits.back().end, lists.capacity);
+      ASSERT_NO_FATAL_FAILURE(check_tile(selection, list, splits, bits)) << "tile " << tile;
+      first_batch += splits.back().end;
       row = tile_end;
     }
   }
 
-  void check_tile(int64_t selection, int64_t list, const cuda::TileHeader& header, int32_t& bits) {
+  std::vector<cuda::TileHeader> splits_of(int64_t list, int64_t tile) const {
+    std::vector<cuda::TileHeader> splits;
+    for (int64_t split = 0; split < int64_t{1} << split_shift; ++split)
+      splits.push_back(lists.headers[((list << split_shift) + split) * lists.tile_rows + tile]);
+    return splits;
+  }
+
+  void check_tile(int64_t selection, int64_t list, const std::vector<cuda::TileHeader>& splits,
+                  int32_t& bits) {
+    const cuda::TileHeader& header = splits[0];
+    const int32_t batches = splits.back().end;
     const int32_t* pages =
         lists.pages + (list * lists.capacity + header.first_batch) * cuda::kBatchPages;
     std::vector<std::map<int64_t, int64_t>> expected;
@@ -147,29 +173,34 @@ struct Call {
     std::vector<std::multiset<int64_t>> seen(static_cast<size_t>(header.rows));
     std::set<int32_t> used;
     for (int half = 0; half < 2; ++half) {
-      const int64_t at = (list * 2 + half) * lists.capacity + header.first_batch;
       int32_t before = -1;
-      for (int32_t step = 0; step < header.steps[half]; ++step) {
-        const int32_t batch = lists.steps[at + step];
-        ASSERT_GT(batch, before);
-        ASSERT_LE(batch - before, 2) << "a half may skip one batch at most between two steps";
-        ASSERT_LT(batch, header.batches);
-        before = batch;
-        used.insert(batch);
-        for (int r = 0; r < lists.half_rows; ++r) {
-          const int64_t row = lists.tile_rows > 1 ? half * lists.half_rows + r : 0;
-          const uint8_t mask = lists.masks[(at + step) * lists.half_rows + r];
-          for (int j = 0; j < cuda::kBatchPages; ++j) {
-            if ((mask >> j & 1) == 0) continue;
-            ASSERT_LT(row, header.rows) << "a row that does not exist selects";
-            if (lists.tile_rows > 1 || half == 0)
-              seen[static_cast<size_t>(row)].insert(pages[batch * cuda::kBatchPages + j]);
+      for (const cuda::TileHeader& split : splits) {
+        for (int32_t step = 0; step < split.steps[half]; ++step) {
+          const int64_t at = (list * 2 + half) * lists.capacity + split.first_step[half] + step;
+          const uint32_t* words = lists.steps + at * lists.half_rows;
+          const int32_t batch = cuda::batch_of_step(words[0]);
+          ASSERT_GT(batch, before);
+          ASSERT_LE(batch - before, 2) << "a half may skip one batch at most between two steps";
+          ASSERT_GE(batch, split.begin);
+          ASSERT_LT(batch, split.end);
+          before = batch;
+          used.insert(batch);
+          for (int r = 0; r < lists.half_rows; ++r) {
+            ASSERT_EQ(cuda::batch_of_step(words[r]), batch);
+            const int64_t row = lists.tile_rows > 1 ? half * lists.half_rows + r : 0;
+            const uint32_t mask = cuda::mask_of_step(words[r]);
+            for (int j = 0; j < cuda::kBatchPages; ++j) {
+              if ((mask >> j & 1) == 0) continue;
+              ASSERT_LT(row, header.rows) << "a row that does not exist selects";
+              if (lists.tile_rows > 1 || half == 0)
+                seen[static_cast<size_t>(row)].insert(pages[batch * cuda::kBatchPages + j]);
+            }
           }
         }
       }
     }
-    ASSERT_EQ(static_cast<int32_t>(used.size()), header.batches) << "a batch that nobody computes";
-    for (int32_t i = 0; i < header.batches * cuda::kBatchPages; ++i)
+    ASSERT_EQ(static_cast<int32_t>(used.size()), batches) << "a batch that nobody computes";
+    for (int32_t i = 0; i < batches * cuda::kBatchPages; ++i)
       ASSERT_LT(pages[i], blocks * (block_size / 8));
     uint32_t live = 0;
     for (int64_t r = 0; r < header.rows; ++r) {
@@ -284,6 +315,36 @@ TEST(Unions, HostileInputs) {
     Call call = random_call(seed, heads, 33, 700, 19, 0.6, true);
     call.run();
     ASSERT_NO_FATAL_FAILURE(call.check("seed " + std::to_string(seed)));
+  }
+}
+
+TEST(Unions, TilesAreCutIntoSplits) {
+  for (int32_t shift = 1; shift <= cuda::kMostSplitShift; ++shift) {
+    for (const int64_t region_count : {1, 19, 160}) {
+      const int64_t heads =
+          std::vector<int64_t>{4, 16, 128}[static_cast<size_t>(shift + region_count) % 3];
+      Call call = random_call(static_cast<uint64_t>(60 + shift * 9 + heads), heads, 11, 1500,
+                              region_count, 0.7, region_count == 19);
+      call.split_shift = shift;
+      call.run();
+      ASSERT_NO_FATAL_FAILURE(call.check(std::to_string(1 << shift) + " splits, " +
+                                         std::to_string(heads) + " heads, " +
+                                         std::to_string(region_count) + " regions"));
+    }
+  }
+}
+
+TEST(Unions, FewTilesAreSplitAndManyAreNot) {
+  EXPECT_EQ(cuda::split_shift_of(512, 132, 512), 0);
+  EXPECT_EQ(cuda::split_shift_of(2048, 132, 512), 0);
+  EXPECT_GE(cuda::split_shift_of(32, 132, 512), 1);
+  EXPECT_GE(cuda::split_shift_of(1, 132, 512), 2);
+  EXPECT_EQ(cuda::split_shift_of(1, 132, 8), 0) << "a batch is not worth splitting";
+  EXPECT_EQ(cuda::split_shift_of(1, 132, 0), 0);
+  for (int64_t units = 1; units < 3000; units += 7) {
+    const int32_t shift = cuda::split_shift_of(units, 132, 512);
+    ASSERT_GE(shift, 0);
+    ASSERT_LE(shift, cuda::kMostSplitShift);
   }
 }
 

@@ -3,6 +3,8 @@
 
 // Instances of one query and cache type: a file each, so that they compile side by side.
 
+#include <algorithm>
+
 #include "backends/cuda/paged/attention.cuh"
 #include "backends/cuda/paged/instances.hpp"
 #include "backends/cuda/runtime/runtime.hpp"
@@ -17,9 +19,15 @@ PagedInstance paged_instance() {
   for (int warps = 1; warps <= kMaxWarps; ++warps)
     instance.shared_bytes[warps] = Traits::shared_bytes(warps);
   instance.launch = [](const PagedAttentionParams& params, int grid, int warps, void* stream) {
+    // The attribute belongs to the kernel: of every launch alike, since threads may launch side by
+    // side. What the device has at most, or what the largest launch needs.
+    int device = 0, most = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          "shared memory of a CTA");
     const int bytes = Traits::shared_bytes(warps);
     check(cudaFuncSetAttribute(paged_attention<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               bytes),
+                               std::min(most, Traits::shared_bytes(kMaxWarps))),
           "paged_attention: shared memory");
     paged_attention<Traits><<<grid, warps * 32, bytes, static_cast<cudaStream_t>(stream)>>>(params);
     check_launch("paged_attention");

@@ -29,16 +29,16 @@ void launch_instance(const UnionAttentionParams& params, const CUtensorMap& map,
   check(cudaLaunchKernelEx(&config, union_attention<Traits>, map, params), "union_attention");
 }
 
-template <int kDim, typename Element>
+template <int kDim, typename Cache>
 void launch_type(const UnionAttentionParams& params, const CUtensorMap& map, int grid,
                  void* stream) {
   // Two rows to a lane is the general case. One saves registers and a few instructions per batch,
   // except with the largest head dim, where the compiler finds no better allocation for it.
   if constexpr (kDim < 256) {
     if (params.head_shift >= 4)
-      return launch_instance<UnionTraits<kDim, Element, 1>>(params, map, grid, stream);
+      return launch_instance<UnionTraits<kDim, Cache, 1>>(params, map, grid, stream);
   }
-  launch_instance<UnionTraits<kDim, Element, 2>>(params, map, grid, stream);
+  launch_instance<UnionTraits<kDim, Cache, 2>>(params, map, grid, stream);
 }
 
 template <int kDim>

@@ -13,7 +13,7 @@
 namespace octopage::cuda {
 namespace {
 
-constexpr int64_t kChunkElements = 64;  // 128 bytes, the width of the swizzle
+constexpr int64_t kChunkBytes = 128;  // the width of the swizzle
 
 /// The driver's encoder, found at run time: the library does not link the driver.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
@@ -31,26 +31,41 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return found;
 }
 
-/// [groups, 2*dim / 64 chunks, tokens, 64 elements]; a copy takes one page of K or of V.
+CUtensorMapDataType map_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::f16:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+}
+
+/// [groups, chunks of K and V, tokens, elements of 128 bytes]. A copy takes one page of K or of V,
+/// of f8 both. A cache without a token has one that no page id names.
 CUtensorMap encode(const PageSourceMap& source) {
-  const cuuint64_t shape[4] = {kChunkElements, static_cast<cuuint64_t>(source.tokens),
-                               static_cast<cuuint64_t>(2 * source.dim / kChunkElements),
+  const int64_t element_bytes = itemsize(source.dtype);
+  const int64_t chunk_elements = kChunkBytes / element_bytes;
+  const int64_t chunks = 2 * source.dim / chunk_elements;
+  const int64_t chunks_of_copy = element_bytes == 1 ? chunks : chunks / 2;
+  const auto tokens = static_cast<cuuint64_t>(std::max<int64_t>(source.tokens, 1));
+  const cuuint64_t shape[4] = {static_cast<cuuint64_t>(chunk_elements), tokens,
+                               static_cast<cuuint64_t>(chunks),
                                static_cast<cuuint64_t>(source.groups)};
-  const int64_t token_bytes = source.stride_token * 2;
+  const int64_t token_bytes = source.stride_token * element_bytes;
   // With one group its stride means nothing.
-  const int64_t group_bytes = source.groups > 1 ? source.stride_group * 2 : token_bytes;
-  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(token_bytes), kChunkElements * 2,
+  const int64_t group_bytes = source.groups > 1 ? source.stride_group * element_bytes : token_bytes;
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(token_bytes), kChunkBytes,
                                  static_cast<cuuint64_t>(group_bytes)};
-  const cuuint32_t box[4] = {kChunkElements, static_cast<cuuint32_t>(kPageTokens),
-                             static_cast<cuuint32_t>(source.dim / kChunkElements), 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(chunk_elements),
+                             static_cast<cuuint32_t>(kPageTokens),
+                             static_cast<cuuint32_t>(chunks_of_copy), 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
-      encoder()(&map,
-                source.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                4, const_cast<void*>(source.cache), shape, strides, box, element_strides,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encoder()(&map, map_type(source.dtype), 4, const_cast<void*>(source.cache), shape, strides,
+                box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     fail(ErrorCode::device_error,
@@ -61,23 +76,39 @@ CUtensorMap encode(const PageSourceMap& source) {
   return map;
 }
 
+void launch_attention(const UnionAttentionParams& params, const CUtensorMap& map, DType cache,
+                      int64_t dim, int grid, void* stream) {
+  const bool f8 = cache == DType::f8_e4m3fn;
+  switch (dim) {
+    case 64:
+      return f8 ? union_attention_64_f8(params, map, grid, stream)
+                : union_attention_64(cache, params, map, grid, stream);
+    case 128:
+      return f8 ? union_attention_128_f8(params, map, grid, stream)
+                : union_attention_128(cache, params, map, grid, stream);
+    case 192:
+      return f8 ? union_attention_192_f8(params, map, grid, stream)
+                : union_attention_192(cache, params, map, grid, stream);
+    default:
+      return union_attention_256(cache, params, map, grid, stream);
+  }
+}
+
 }  // namespace
 
-void launch_union_attention(const UnionAttentionParams& params, const PageSourceMap& source,
-                            int ctas, void* stream) {
+bool has_union_instance(DType query, DType cache, int64_t dim) {
+  return query == cache || (cache == DType::f8_e4m3fn && dim < 256);
+}
+
+void launch_union_path(const UnionsParams& unions, int64_t selections,
+                       const UnionAttentionParams& attention, const PageSourceMap& source,
+                       int multiprocessors, void* stream) {
   const CUtensorMap map = encode(source);
-  const int64_t units = params.lists.spans * params.groups;
-  const int grid = static_cast<int>(std::min<int64_t>(units, ctas));
-  switch (source.dim) {
-    case 64:
-      return union_attention_64(source.dtype, params, map, grid, stream);
-    case 128:
-      return union_attention_128(source.dtype, params, map, grid, stream);
-    case 192:
-      return union_attention_192(source.dtype, params, map, grid, stream);
-    default:
-      return union_attention_256(source.dtype, params, map, grid, stream);
-  }
+  launch_unions(unions, selections, stream);
+  const int64_t units = attention.lists.spans * attention.groups << attention.lists.split_shift;
+  launch_attention(attention, map, source.dtype, source.dim,
+                   static_cast<int>(std::min<int64_t>(units, multiprocessors)), stream);
+  if (attention.lists.split_shift > 0) launch_merge(attention, source.dim, stream);
 }
 
 }  // namespace octopage::cuda

@@ -10,13 +10,13 @@
 
 namespace octopage::cuda {
 
-/// Shared memory of a CTA of `unions`; INT64_MAX where no CTA could serve the shape.
-int64_t unions_shared_bytes(int64_t heads_per_group, int64_t region_count);
+/// True where a CTA of `unions` has room for the lists of that many regions.
+bool unions_fit(int64_t heads_per_group, int64_t region_count);
 
-/// Writes the page lists of all spans. `stream` is a cudaStream_t.
-void launch_unions(const UnionsParams& params, int64_t selections, void* stream);
+/// True where the attention kernel has an instance.
+bool has_union_instance(DType query, DType cache, int64_t dim);
 
-/// The pages of a cache as copies see them. Query and cache share a type: bf16 or f16.
+/// The pages of a cache as copies see them.
 struct PageSourceMap {
   const void* cache;
   DType dtype;
@@ -27,9 +27,15 @@ struct PageSourceMap {
   int64_t stride_group;
 };
 
-/// Attention of all units. `ctas` is the number of multiprocessors.
-void launch_union_attention(const UnionAttentionParams& params, const PageSourceMap& source,
-                            int ctas, void* stream);
+/// A call: writes the page lists of all spans, attends, merges the splits. `multiprocessors`: of
+/// the device. `stream` is a cudaStream_t. Nothing is launched where the cache cannot be mapped.
+void launch_union_path(const UnionsParams& unions, int64_t selections,
+                       const UnionAttentionParams& attention, const PageSourceMap& source,
+                       int multiprocessors, void* stream);
+
+// The parts of it, each in its own file.
+void launch_unions(const UnionsParams& params, int64_t selections, void* stream);
+void launch_merge(const UnionAttentionParams& params, int64_t dim, void* stream);
 
 }  // namespace octopage::cuda
 

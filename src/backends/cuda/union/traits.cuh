@@ -3,7 +3,7 @@
 
 // Sizes and shared memory of the union attention kernel.
 //
-// A slot holds K or V of a batch: eight pages, each cut into chunks of 64 elements,
+// A slot holds K or V of a batch: eight pages, each cut into chunks of 64 elements of 16 bits,
 //
 //   slot   | page 0                     | page 1 | ... | page 7 |
 //   page   | chunk 0 | chunk 1 | ... |                              dim / 64 chunks
@@ -12,6 +12,12 @@
 // which is what one tensor copy per page writes, and what the matrix unit reads: as K (tokens by
 // elements) the next eight tokens are one page further, as V (elements by tokens) the next 64
 // elements one chunk and the next eight tokens one page further.
+//
+// An f8 cache is copied to raw slots first, K and V of a batch in one: pages of dim / 64 chunks of
+// 128 codes, swizzled alike. Three warps convert them to slots.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -22,22 +28,25 @@ namespace octopage::cuda {
 
 inline constexpr int kConsumerWarpgroups = 2;
 inline constexpr int kAttentionThreads = 128 * (1 + kConsumerWarpgroups);
-inline constexpr int kProducerWarps = 2;  // each copies half a batch
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
 inline constexpr int kBatchTokens = kBatchPages * static_cast<int>(kPageTokens);
-inline constexpr int kSharedBytesOfCta = 232448;  // 227 KiB
 
-/// kRowsOfLane: how many rows of the tile the two matrix rows of a lane belong to; 1 from 16 heads
-/// on.
-template <int kHeadDim, typename Element_, int kRowsOfLane>
+/// Tag of an f8_e4m3fn cache. Its products are f16's, in which every code is exact; so Q is scaled
+/// into f16's range by a power of two, one for the heads that share a lane.
+struct F8 {};
+
+/// kRowsOfLane: how many rows of the tile the two matrix rows of a lane belong to; 1 where groups
+/// have more than 8 heads.
+template <int kHeadDim, typename Cache, int kRowsOfLane>
 struct UnionTraits {
-  using Element = Element_;
+  static constexpr bool kF8 = std::is_same_v<Cache, F8>;
+  using Element = std::conditional_t<kF8, __half, Cache>;  ///< of the products
   static constexpr int kRows = kRowsOfLane;
+  /// Factors of a lane's scores. With f8 each row of the tile has its own, since Q is scaled.
+  static constexpr int kScales = kF8 ? kRows : 1;
   static constexpr int kDim = kHeadDim;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kPageBytes = kChunks * 1024;
-  static constexpr int kSlotBytes = kBatchPages * kPageBytes;
+  static constexpr int kSlotBytes = kBatchPages * kPageBytes;  ///< of a raw slot as well
   /// Where sums and masks leave no registers for Q.
   static constexpr bool kQueryInShared = kDim > 192 || (kDim == 192 && kRows == 2);
   /// 256 sums leave none for a second set of probabilities either: softmax runs beside the products
@@ -47,44 +56,62 @@ struct UnionTraits {
   static constexpr int kBarrierBytes = 512;
   static constexpr int kSlotsThatFit =
       (kSharedBytesOfCta - kBarrierBytes - kQueryBytes) / kSlotBytes;
-  static constexpr int kSlots = kSlotsThatFit < 16 ? kSlotsThatFit : 16;
+  static constexpr int kRawSlots = !kF8 ? 0 : kSlotsThatFit >= 12 ? 4 : 2;
+  static constexpr int kSlots = kSlotsThatFit - kRawSlots < 16 ? kSlotsThatFit - kRawSlots : 16;
   // A half that holds V of one batch waits for V of the next but one at most.
   static_assert(kSlots >= 5, "the ring would lock up");
-  static_assert(2 * kSlots * 8 <= kBarrierBytes);
-  static constexpr int kSharedBytes = kSlots * kSlotBytes + kQueryBytes + kBarrierBytes;
+  static_assert(2 * (kSlots + kRawSlots) * 8 <= kBarrierBytes);
+  static constexpr int kSharedBytes =
+      (kSlots + kRawSlots) * kSlotBytes + kQueryBytes + kBarrierBytes;
 
-  /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the tile is redone.
-  /// Probabilities are stored in Element.
-  static constexpr float kLargestSum = std::is_same_v<Element, __half> ? 32768.0f : 16777216.0f;
+  /// Warps of the first warpgroup that copy pages; with f8 the others convert.
+  static constexpr int kProducerWarps = kF8 ? 1 : 2;
+  static constexpr int kConverterWarps = kF8 ? 3 : 0;
+  /// Warps that fill a slot.
+  static constexpr int kFillers = kF8 ? kConverterWarps : kProducerWarps;
+  static constexpr int kProducerRegisters = !kF8 || kDim == 192 ? 24 : 40;
+  static constexpr int kConsumerRegisters = !kF8 || kDim == 192 ? 240 : 232;
+
+  /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the batch is looked
+  /// at again. They are stored in Element, and multiply V.
+  static constexpr float kLargestSum = 1024.0f;
 };
 
 /// Addresses in shared memory.
 ///
-///   slots    [kSlots, kSlotBytes]      position n of the CTA's sequence K, V, K, V, ... in n %
-///   kSlots query    [2 halves, kQueryBytes/2] where Q does not lie in registers full     [kSlots]
-///   barriers         both producer warps and all bytes have arrived empty    [kSlots] barriers all
-///   eight consumer warps have read the slot
+///   slots      [kSlots, kSlotBytes]        position n of the sequence K, V, K, V, ... in n %
+///   kSlots raw        [kRawSlots, kSlotBytes]     batch n of the CTA's in n % kRawSlots query [2
+///   halves, kQueryBytes / 2] where Q does not lie in registers full       [kSlots]     barriers
+///   all warps that fill the slot (and all bytes) have arrived empty      [kSlots]     barriers all
+///   eight consumer warps have read the slot full_raw   [kRawSlots]  barriers       the producer
+///   and all bytes have arrived empty_raw  [kRawSlots]  barriers       all converter warps have
+///   read the slot
 template <typename Traits>
 struct UnionShared {
-  uint32_t slots, query, full, empty;
+  uint32_t slots, raw, query, full, empty, full_raw, empty_raw;
   /// `base` is a multiple of 1024: the declaration of the memory says so.
   __device__ __forceinline__ explicit UnionShared(uint32_t base) {
     slots = base;
-    query = slots + Traits::kSlots * Traits::kSlotBytes;
+    raw = slots + Traits::kSlots * Traits::kSlotBytes;
+    query = raw + Traits::kRawSlots * Traits::kSlotBytes;
     full = query + Traits::kQueryBytes;
     empty = full + Traits::kSlots * 8;
+    full_raw = empty + Traits::kSlots * 8;
+    empty_raw = full_raw + Traits::kRawSlots * 8;
   }
 };
 
-/// A place in the CTA's sequence of slots.
-template <typename Traits>
-struct Position {
-  uint32_t slot, parity;
-  __device__ __forceinline__ explicit Position(uint32_t n) {
-    slot = n % Traits::kSlots;
-    parity = n / Traits::kSlots & 1;
-  }
+/// A place in a CTA's sequence of slots, in one register.
+template <int kCount>
+struct RingPosition {
+  uint32_t slot_and_parity;
+  __device__ __forceinline__ explicit RingPosition(uint32_t n)
+      : slot_and_parity(n % kCount << 1 | (n / kCount & 1)) {}
+  __device__ __forceinline__ uint32_t slot() const { return slot_and_parity >> 1; }
+  __device__ __forceinline__ uint32_t parity() const { return slot_and_parity & 1; }
 };
+template <typename Traits>
+using Position = RingPosition<Traits::kSlots>;
 
 }  // namespace octopage::cuda
 

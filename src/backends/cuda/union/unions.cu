@@ -3,15 +3,14 @@
 // where every owner, region id, table column and block id is checked.
 //
 // A CTA serves one span. For each of its tiles it
-//   1. marks regions: one word per region of a window, one bit per row of the tile,
+//   1. marks regions: a mark for each region of a window, one bit per row of the tile,
 //   2. gathers the marked regions in ascending order, so that CTAs that run side by side read the
 //      same part of the cache at the same time,
 //   3. sorts them into three classes: selected by both halves, by the first only, by the second
 //      only, each filled into batches of eight,
-//   4. merges the batches by their first region. Batches of one half stand in pairs (first,
-//   second),
-//      so that a half never waits for more than one batch it does not use; what one class has more
-//      than the other comes last.
+//   4. merges the batches by their first region. Batches of one half stand in pairs, first before
+//      second, so that a half never waits for more than one batch it does not use; what one class
+//      has more than the other comes last.
 // Rows that select a region twice count it once.
 
 #include <cuda_runtime.h>
@@ -58,15 +57,17 @@ struct SharedLayout {
   __host__ __device__ SharedLayout(int32_t tile_rows, int64_t region_count)
       : batches(static_cast<int32_t>((tile_rows * region_count + 7) / 8 + 3)),
         entries(static_cast<int32_t>(tile_rows * region_count)) {}
-  __host__ __device__ size_t list_at() const { return kWindowBytes; }
+  // Marks, or four tables of 16-bit words.
+  __host__ __device__ size_t list_at() const {
+    const size_t tables = (size_t{8} * batches + 15) / 16 * 16;
+    return tables > kWindowBytes ? tables : size_t{kWindowBytes};
+  }
   __host__ __device__ size_t page_marks_at() const {
     return (list_at() + entries * sizeof(Packed) + 15) / 16 * 16;
   }
   __host__ __device__ size_t bytes() const {
     return page_marks_at() + size_t{kBatchPages} * batches * sizeof(Mark);
   }
-  // Four tables of 16-bit words.
-  __host__ __device__ bool tables_fit() const { return size_t{8} * batches <= kWindowBytes; }
 };
 
 /// A bit for each mark of the word: it is set.
@@ -168,6 +169,21 @@ __device__ __forceinline__ uint64_t scan(uint64_t value, uint64_t* scratch, uint
   return value;
 }
 
+/// Steps whose batch is below `limit`; batches ascend.
+__device__ __forceinline__ int32_t steps_before(const uint16_t* batch_of, int32_t steps,
+                                                int32_t limit) {
+  int32_t below = 0;
+  while (below < steps) {
+    const int32_t middle = (below + steps) / 2;
+    if (batch_of[middle] < limit) {
+      below = middle + 1;
+    } else {
+      steps = middle;
+    }
+  }
+  return below;
+}
+
 template <typename Mark>
 __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiprocessor)
     unions(const __grid_constant__ UnionsParams p) {
@@ -188,7 +204,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   auto* page_marks = reinterpret_cast<Mark*>(shared + layout.page_marks_at());
   auto* pairs_before = reinterpret_cast<uint16_t*>(shared);
   uint16_t* both_before = pairs_before + layout.batches;
-  uint16_t* batch_of_step[2] = {both_before + layout.batches, both_before + 2 * layout.batches};
+  uint16_t* step_batches[2] = {both_before + layout.batches, both_before + 2 * layout.batches};
 
   // CTAs of the attention take the multiprocessors that run out of spans, and wait there.
   ptx::let_next_grid_start();
@@ -456,8 +472,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
                             : kind == 1 ? i - both_batches
                                         : i - both_batches - first_batches;
       const BatchOrder::Place place = place_of(kind, index * kBatchPages);
-      if (kind != 2) batch_of_step[0][place.step] = static_cast<uint16_t>(place.batch);
-      if (kind != 1) batch_of_step[1][place.step] = static_cast<uint16_t>(place.batch);
+      if (kind != 2) step_batches[0][place.step] = static_cast<uint16_t>(place.batch);
+      if (kind != 1) step_batches[1][place.step] = static_cast<uint16_t>(place.batch);
     }
     seen = __reduce_or_sync(~0u, seen);
     if (lane == 0 && seen != 0) atomicOr(&live, seen);
@@ -466,33 +482,50 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     // The steps of each half and their masks, eight pages to a byte.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t steps_at = 2 * lists_at + half * p.lists.capacity + first_batch;
+      uint32_t* to =
+          p.lists.steps + (2 * lists_at + half * p.lists.capacity + first_batch) * half_rows;
       const int shift = one_row ? 0 : half * half_rows;
       for (int32_t i = static_cast<int32_t>(threadIdx.x); i < steps[half] * half_rows;
            i += kUnionThreads) {
         const int32_t step = i >> half_shift, row = i & (half_rows - 1);
-        const int32_t batch = batch_of_step[half][step];
-        p.lists.masks[steps_at * half_rows + i] =
-            static_cast<uint8_t>(gather_bits(page_marks + batch * kBatchPages, shift + row));
-        if (row == 0) p.lists.steps[steps_at + step] = batch;
+        const uint32_t batch = step_batches[half][step];
+        to[i] = step_word(batch, gather_bits(page_marks + batch * kBatchPages, shift + row));
       }
     }
-    TileHeader& header =
-        p.lists.headers[(selection * p.lists.spans + span) * p.lists.tile_rows + tile];
-    if (threadIdx.x < kMostTileRows) header.own[threadIdx.x] = own[threadIdx.x];
-    if (threadIdx.x == 0) {
-      header.row = static_cast<int32_t>(first_row) + begin;
-      header.rows = tile_rows;
-      header.last = end == span_rows ? 1 : 0;
-      header.first_batch = first_batch;
-      header.batches = batches;
-      header.steps[0] = steps[0];
-      header.steps[1] = steps[1];
-      header.tail = tail_page < 0 ? -1
-                                  : tail_page * static_cast<int32_t>(kPageTokens) +
-                                        static_cast<int32_t>(newest % kPageTokens);
-      header.unused = 0;
-      header.live = live;
+    // A header for each split.
+    const int32_t split_shift = p.lists.split_shift;
+    TileHeader* headers =
+        p.lists.headers +
+        (((selection * p.lists.spans + span) * p.lists.tile_rows << split_shift) + tile);
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kMostTileRows << split_shift;
+         i += kUnionThreads) {
+      headers[i / kMostTileRows * p.lists.tile_rows].own[i % kMostTileRows] =
+          own[i % kMostTileRows];
+    }
+    if (static_cast<int32_t>(threadIdx.x) < 2 << split_shift) {
+      const int32_t split = static_cast<int32_t>(threadIdx.x) / 2;
+      const int half = static_cast<int>(threadIdx.x) % 2;
+      TileHeader& header = headers[split * p.lists.tile_rows];
+      const uint16_t* batch_of = step_batches[0] + half * layout.batches;
+      const int32_t of_half = both_batches + (half == 0 ? first_batches : second_batches);
+      const int32_t begins = split_begin(batches, split, split_shift);
+      const int32_t ends = split_begin(batches, split + 1, split_shift);
+      const int32_t before = steps_before(batch_of, of_half, begins);
+      header.first_step[half] = first_batch + before;
+      header.steps[half] = steps_before(batch_of, of_half, ends) - before;
+      if (half == 0) {
+        header.row = static_cast<int32_t>(first_row) + begin;
+        header.rows = tile_rows;
+        header.last = end == span_rows ? 1 : 0;
+        header.first_batch = first_batch;
+        header.begin = begins;
+        header.end = ends;
+        header.tail = tail_page < 0 ? -1
+                                    : tail_page * static_cast<int32_t>(kPageTokens) +
+                                          static_cast<int32_t>(newest % kPageTokens);
+        header.live = live;
+      }
     }
     first_batch += batches;
     begin = end;
@@ -506,11 +539,15 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   }
 }
 
+// Of every launch alike: the attribute belongs to the kernel, and threads may launch side by side.
+constexpr int kStaticBytes = 2048;  // and a little room
+constexpr int kMostDynamicBytes = kSharedBytesOfCta - kStaticBytes;
+
 template <typename Mark>
 void launch(const UnionsParams& params, int64_t selections, cudaStream_t stream) {
   const size_t bytes = SharedLayout<Mark>(params.lists.tile_rows, params.region_count).bytes();
   check(cudaFuncSetAttribute(unions<Mark>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
+                             kMostDynamicBytes),
         "unions: shared memory");
   unions<Mark>
       <<<grid_size(params.lists.spans * selections, 1, "unions"), kUnionThreads, bytes, stream>>>(
@@ -520,15 +557,12 @@ void launch(const UnionsParams& params, int64_t selections, cudaStream_t stream)
 
 }  // namespace
 
-int64_t unions_shared_bytes(int64_t heads_per_group, int64_t region_count) {
+bool unions_fit(int64_t heads_per_group, int64_t region_count) {
   const int32_t rows = tile_rows(heads_per_group);
-  constexpr int64_t kStaticBytes = 2048;  // and a little room
-  if (region_count > (int64_t{1} << 20)) return INT64_MAX;
-  const auto bytes = [&](auto layout) {
-    return layout.tables_fit() ? static_cast<int64_t>(layout.bytes()) + kStaticBytes : INT64_MAX;
-  };
-  return rows <= 8 ? bytes(SharedLayout<uint8_t>(rows, region_count))
-                   : bytes(SharedLayout<uint32_t>(rows, region_count));
+  if (region_count > (int64_t{1} << 16)) return false;
+  const size_t bytes = rows <= 8 ? SharedLayout<uint8_t>(rows, region_count).bytes()
+                                 : SharedLayout<uint32_t>(rows, region_count).bytes();
+  return bytes <= kMostDynamicBytes;
 }
 
 void launch_unions(const UnionsParams& params, int64_t selections, void* stream) {
