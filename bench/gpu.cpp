@@ -7,7 +7,6 @@
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -391,16 +390,30 @@ int main(int argc, char** argv) {
   for (const DType kv : {DType::bf16, DType::f8_e4m3fn})
     add_direct("cuda-sm90a", {.rows = 16384, .kv = kv});
   // Selections that have nothing in common, where a row by row kernel has the better chances.
-  for (const auto& [heads, dim, region_count] : {std::array<int64_t, 3>{4, 192, 512},
-                                                 {8, 128, 256},
-                                                 {16, 64, 512},
-                                                 {16, 128, 512},
-                                                 {16, 256, 512},
-                                                 {32, 128, 512},
-                                                 {64, 192, 512}}) {
-    for (const double keep : {0.95, 0.0}) {
-      const Shape shape = {
-          .rows = 2048, .keep = keep, .heads = heads, .dim = dim, .region_count = region_count};
+  struct Unrelated {
+    int64_t heads, dim, region_count;
+    DType kv;
+  };
+  const DType bf16 = DType::bf16, f8 = DType::f8_e4m3fn;
+  for (const Unrelated& u : {Unrelated{4, 192, 512, bf16},
+                             {8, 128, 256, bf16},
+                             {16, 64, 512, bf16},
+                             {16, 128, 512, bf16},
+                             {16, 256, 512, bf16},
+                             {32, 64, 512, bf16},
+                             {64, 192, 512, bf16},
+                             {16, 64, 512, f8},
+                             {16, 128, 512, f8},
+                             {16, 192, 512, f8},
+                             {4, 192, 512, f8},
+                             {32, 128, 512, f8}}) {
+    for (const double keep : {0.95, 0.5, 0.0}) {
+      const Shape shape = {.rows = 2048,
+                           .keep = keep,
+                           .kv = u.kv,
+                           .heads = u.heads,
+                           .dim = u.dim,
+                           .region_count = u.region_count};
       add_direct("cuda-sm90a", shape);
       add_direct("cuda-sm80", shape);
     }

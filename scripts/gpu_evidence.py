@@ -28,9 +28,11 @@ SANITIZED = {
     "cuda-sm80": {"all": "-Large*:Fill.SeventyThousandRows:Stream*:Union*",
                   "racecheck": "Attention.ShortRowsAndManyRegions:Attention.ZeroRowsIsLegal:"
                                "Plan.MissingOwnRegionEmptiesTheRow"},
-    "cuda-sm90a": {"all": "Cases.Direct:Attention.Every*:Attention.Invalid*:Attention.Strided*:Graph*:Union.Every*:"
-                          "Union.Interleaved*:Union.OneSelection*:Union.ANonFinite*:Union.Requests*",
-                   "racecheck": "Attention.ShortRowsAndManyRegions:Union.OneSelectionForAllGroups"},
+    "cuda-sm90a": {"all": "Cases.Direct:Attention.Every*:Attention.Invalid*:Attention.Strided*:Graph*:Union.EveryHead*:"
+                          "Union.Interleaved*:Union.OneSelection*:Union.ANonFinite*:Union.Requests*:Union.AnEmpty*:"
+                          "Union.Splits*:Union.F8Scales*:Union.F8Queries*",
+                   "racecheck": "Attention.ShortRowsAndManyRegions:Union.OneSelectionForAllGroups:"
+                                "Union.SplitsKeepStrangersOut:Union.F8QueriesOfAnyMagnitude"},
 }
 
 

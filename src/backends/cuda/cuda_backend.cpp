@@ -96,6 +96,11 @@ class CudaSm80Backend final : public Backend {
   size_t workspace_bytes(const Problem&, int32_t) const override { return 0; }
 
   void attend_direct(const DirectParams& d, const RunContext& context) const override {
+    attend_direct_if(nullptr, d, context);
+  }
+
+  static void attend_direct_if(const int32_t* only_if, const DirectParams& d,
+                               const RunContext& context) {
     cuda::PagedAttentionParams p = make_params(d.problem, d.tensors, context.status);
     p.source.table = d.table;
     p.source.geometry = d.tensors.cache.geometry();
@@ -109,6 +114,7 @@ class CudaSm80Backend final : public Backend {
     p.source.stride_regions_group = d.stride_regions_group;
     p.source.stride_regions_entry = d.stride_regions_entry;
     p.source.region_count = d.problem.region_count;
+    p.only_if = only_if;
     launch(d.problem, d.tensors.cache, p, context);
   }
 
@@ -285,6 +291,11 @@ class CudaPageDevice final : public PageDevice {
 };
 
 }  // namespace
+
+void attend_row_by_row_if(const int32_t* only_if, const DirectParams& d,
+                          const RunContext& context) {
+  CudaSm80Backend::attend_direct_if(only_if, d, context);
+}
 
 const Backend& cuda_sm80_backend() {
   static const CudaSm80Backend backend;

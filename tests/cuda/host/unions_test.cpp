@@ -118,6 +118,12 @@ struct Call {
     const int64_t end = std::min<int64_t>((span + 1) * lists.tile_rows, rows());
     int64_t row = span * lists.tile_rows;
     int32_t first_batch = 0;
+    int64_t steps = 0, entries = 0;
+    for (int64_t r = row; r < end; ++r) {
+      const int32_t owner = owners[static_cast<size_t>(r)];
+      if (owner >= 0 && owner < requests)
+        entries += selection_count(positions[static_cast<size_t>(r)], region_count);
+    }
     for (int tile = 0; row < end; ++tile) {
       int64_t tile_end = row + 1;
       while (tile_end < end &&
@@ -144,9 +150,12 @@ struct Call {
       }
       ASSERT_LE(first_batch + splits.back().end, lists.capacity);
       ASSERT_NO_FATAL_FAILURE(check_tile(selection, list, splits, bits)) << "tile " << tile;
+      for (const cuda::TileHeader& header : splits) steps += header.steps[0] + header.steps[1];
       first_batch += splits.back().end;
       row = tile_end;
     }
+    ASSERT_EQ(lists.work[list].steps, steps);
+    ASSERT_EQ(lists.work[list].entries, entries);
   }
 
   std::vector<cuda::TileHeader> splits_of(int64_t list, int64_t tile) const {

@@ -491,6 +491,7 @@ template <typename Traits>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     paged_attention(const __grid_constant__ PagedAttentionParams p) {
   extern __shared__ __align__(16) char shared[];
+  if (p.only_if != nullptr && *p.only_if == 0) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int64_t unit = blockIdx.x;
   const int head_tile = static_cast<int>(unit % p.head_tiles);

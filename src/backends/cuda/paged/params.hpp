@@ -49,6 +49,7 @@ struct PagedAttentionParams {
   int64_t stride_token_bytes;
   PageSource source;
   int32_t* status;       ///< [1]; may be null
+  const int32_t* only_if;  ///< [1]; where it is 0 the kernel does nothing; may be null
   const float* k_scale;  ///< [1]; null: folded into `scale`
   const float* v_scale;  ///< [1]; null: folded into `output_scale`
   float scale;           ///< multiplies q . k

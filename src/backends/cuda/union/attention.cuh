@@ -195,9 +195,12 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         const int32_t batch = now.batch();
         values = position_of(batch, 1);
         wait_full(values);
-        const int32_t tail = word(10);  // -1 is no batch's
-        if (__builtin_expect(tail >> 6 == batch, 0)) {
-          zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes, (tail & 7) + 1);
+        if constexpr (!Traits::kF8) {     // converters have done it
+          const int32_t tail = word(10);  // -1 is no batch's
+          if (__builtin_expect(tail >> 6 == batch, 0)) {
+            zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes,
+                              (tail & 7) + 1);
+          }
         }
         keys = position_of(input.steps.coming(), 0);
       };
@@ -337,6 +340,29 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
   }
 }
 
+/// True where the call's selections have so little in common that a row by row kernel is faster.
+/// All threads of the CTA; `work` is shared memory and 0.
+__device__ __forceinline__ bool row_by_row_is_faster(const UnionAttentionParams& p,
+                                                     SpanWork& work) {
+  const auto lists = static_cast<int32_t>(p.selections * p.lists.spans);
+  SpanWork mine = {};
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < lists; i += kAttentionThreads) {
+    mine.steps += p.lists.work[i].steps;
+    mine.entries += p.lists.work[i].entries;
+  }
+  mine.steps = __reduce_add_sync(~0u, mine.steps);
+  mine.entries = __reduce_add_sync(~0u, mine.entries);
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&work.steps, mine.steps);
+    atomicAdd(&work.entries, mine.entries);
+  }
+  __syncthreads();
+  const bool faster = uint64_t{work.steps} * kBatchPages * 256 >
+                      uint64_t{work.entries} * static_cast<uint32_t>(p.most_steps);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.lists.row_by_row = faster ? 1 : 0;
+  return faster;
+}
+
 template <typename Traits>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     union_attention(const __grid_constant__ CUtensorMap map,
@@ -345,7 +371,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   const UnionShared<Traits> shared(ptx::shared_address(memory));
   // Through a shuffle, so that the compiler knows that a warp agrees on it.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  __shared__ SpanWork work;
   if (threadIdx.x == 0) {
+    work = {};
     for (int i = 0; i < Traits::kSlots; ++i) {
       ptx::barrier_init(shared.full + 8 * i, Traits::kFillers);
       ptx::barrier_init(shared.empty + 8 * i, 4 * kConsumerWarpgroups);
@@ -359,6 +387,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   }
   __syncthreads();
   ptx::wait_for_previous_grid();
+  if (p.most_steps != 0 && row_by_row_is_faster(p, work)) return;
   if (warpgroup == 0) {
     ptx::registers_shrink<Traits::kProducerRegisters>();
     const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);

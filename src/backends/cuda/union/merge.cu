@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const int64_t heads = int64_t{p.groups} * p.heads_per_group;
   const int64_t part = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / 32;
   ptx::wait_for_previous_grid();
-  if (part >= p.rows * heads) return;
+  if (part >= p.rows * heads || (p.most_steps != 0 && *p.lists.row_by_row != 0)) return;
   const auto* stats = reinterpret_cast<const float2*>(p.partials.stats);
   const int64_t stride = p.rows * heads;
 

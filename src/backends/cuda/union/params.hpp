@@ -78,11 +78,20 @@ constexpr int32_t split_begin(int32_t batches, int32_t split, int32_t split_shif
   return batches * split >> split_shift;
 }
 
+/// What tells whether uniting a call's selections pays: work of the union path, and of a row by row
+/// kernel.
+struct SpanWork {
+  uint32_t steps;    ///< of both halves
+  uint32_t entries;  ///< of the span's rows that count
+};
+
 /// The lists of all spans in the workspace. Counting and laying out are one body.
 struct UnionLists {
   TileHeader* headers;  ///< [selections, spans, splits, tile_rows]
   int32_t* pages;       ///< [selections, spans, capacity, 8] page ids, -1 pads
   uint32_t* steps;      ///< [selections, spans, 2, capacity, half_rows] see step_word
+  SpanWork* work;       ///< [selections, spans]
+  int32_t* row_by_row;  ///< [1] 1: the selections have too little in common, see SpanWork
   int64_t spans;
   int32_t tile_rows;
   int32_t half_rows;    ///< max(tile_rows / 2, 1)
@@ -110,6 +119,8 @@ struct UnionLists {
         reinterpret_cast<TileHeader*>(take(lists * tile_rows << split_shift, sizeof(TileHeader)));
     pages = reinterpret_cast<int32_t*>(take(lists * capacity * kBatchPages, sizeof(int32_t)));
     steps = reinterpret_cast<uint32_t*>(take(lists * 2 * capacity * half_rows, sizeof(uint32_t)));
+    work = reinterpret_cast<SpanWork*>(take(lists, sizeof(SpanWork)));
+    row_by_row = reinterpret_cast<int32_t*>(take(1, sizeof(int32_t)));
     return used;
   }
 };
@@ -193,6 +204,10 @@ struct UnionAttentionParams {
   int32_t query_is_f16;      ///< else bf16
   int32_t output_is_f32;     ///< else the query's type
   int32_t aligned_output;    ///< 16-byte stores are possible
+  /// Beyond so many steps per batch of entries, in 256ths, a row by row kernel is faster: this one
+  /// does nothing but say so in lists.row_by_row. 0: there is no such kernel to follow.
+  int32_t most_steps;
+  int64_t selections;
 };
 static_assert(std::is_trivially_copyable_v<UnionsParams>);
 static_assert(std::is_trivially_copyable_v<UnionAttentionParams>);

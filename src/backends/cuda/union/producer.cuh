@@ -15,8 +15,9 @@
 
 namespace octopage::cuda {
 
-/// Calls `copy(page, group)` on every lane for every batch of the CTA: the page of lane `slot_page`
-/// of each batch, known one batch ahead.
+/// Calls `copy(page, group, tail)` on every lane for every batch of the CTA: the page of lane
+/// `slot_page` of each batch, known one batch ahead, and the tile's tail where it lies in this
+/// batch, else -1.
 template <typename Copy>
 __device__ __forceinline__ void for_each_batch(const UnionAttentionParams& p, int slot_page,
                                                const Copy& copy) {
@@ -25,6 +26,7 @@ __device__ __forceinline__ void for_each_batch(const UnionAttentionParams& p, in
     const int32_t begin = __shfl_sync(~0u, header->begin, 0);
     const int32_t end = __shfl_sync(~0u, header->end, 0);
     const auto group = static_cast<int32_t>(cursor.group(p));
+    const int32_t tail = header->tail;
     const int32_t* pages =
         p.lists.pages +
         (cursor.list(p) * static_cast<uint32_t>(p.lists.capacity) + header->first_batch) *
@@ -33,7 +35,7 @@ __device__ __forceinline__ void for_each_batch(const UnionAttentionParams& p, in
     int32_t page = begin < end ? pages[begin * kBatchPages] : -1;
     for (int32_t batch = begin; batch < end; ++batch) {
       const int32_t next = batch + 1 < end ? pages[(batch + 1) * kBatchPages] : -1;
-      copy(page, group);
+      copy(page, group, tail >> 6 == batch ? tail : -1);
       page = next;
     }
     cursor.advance(header->last != 0);
@@ -49,7 +51,7 @@ __device__ __forceinline__ void produce(const UnionAttentionParams& p, const CUt
   const int lane = threadIdx.x % 32;
   const int slot_page = warp * kPagesOfWarp + min(lane, kPagesOfWarp - 1);
   uint32_t position = 0;
-  for_each_batch(p, slot_page, [&](int32_t page, int32_t group) {
+  for_each_batch(p, slot_page, [&](int32_t page, int32_t group, int32_t) {
 #pragma unroll
     for (int part = 0; part < 2; ++part, ++position) {  // K, V
       const Position<Traits> at(position);
@@ -76,7 +78,7 @@ __device__ __forceinline__ void produce_raw(const UnionAttentionParams& p, const
   const int lane = threadIdx.x % 32;
   const int slot_page = min(lane, kBatchPages - 1);
   uint32_t position = 0;
-  for_each_batch(p, slot_page, [&](int32_t page, int32_t group) {
+  for_each_batch(p, slot_page, [&](int32_t page, int32_t group, int32_t) {
     const RingPosition<Traits::kRawSlots> at(position++);
     ptx::barrier_wait(shared.empty_raw + 8 * at.slot(), at.parity() ^ 1);
     if (lane == 0)
@@ -144,6 +146,21 @@ struct Converter {
     uint32_t from, odd, to;
   };
 
+  /// Zeroes what this warp wrote of V's tokens behind the tile's tail, see TileHeader.
+  __device__ __forceinline__ void zero_behind(uint32_t slot, int32_t tail, int lane) const {
+    const int page = tail >> 3 & 7;
+    const bool chunk_of_warp = Traits::kChunks == Traits::kConverterWarps;
+    if (!chunk_of_warp && page % Traits::kConverterWarps != warp) return;
+    __syncwarp();
+#pragma unroll 1
+    for (int m = chunk_of_warp ? warp : 0; m < (chunk_of_warp ? warp + 1 : Traits::kChunks); ++m) {
+      for (int i = ((tail & 7) + 1) * 8 + lane; i < 64; i += 32) {
+        const uint32_t at = slot + page * Traits::kPageBytes + m * 1024 + i * 16;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+      }
+    }
+  }
+
   /// Part 0 is K, 1 is V.
   template <int kPart>
   __device__ __forceinline__ void convert(uint32_t raw, uint32_t slot) const {
@@ -167,14 +184,14 @@ struct Converter {
   }
 };
 
-/// Converts every batch of the CTA.
+/// Converts every batch of the CTA. V of tokens behind the tile's tail becomes 0.
 template <typename Traits>
 __device__ __forceinline__ void convert(const UnionAttentionParams& p,
                                         const UnionShared<Traits>& shared, int warp) {
   const int lane = threadIdx.x % 32;
   const Converter<Traits> converter(warp, lane);
   uint32_t batch = 0;
-  for_each_batch(p, 0, [&](int32_t, int32_t) {
+  for_each_batch(p, 0, [&](int32_t, int32_t, int32_t tail) {
     const RingPosition<Traits::kRawSlots> raw(batch);
     ptx::barrier_wait(shared.full_raw + 8 * raw.slot(), raw.parity());
     const auto part = [&](auto which) {
@@ -183,6 +200,8 @@ __device__ __forceinline__ void convert(const UnionAttentionParams& p,
       converter.template convert<decltype(which)::value>(
           shared.raw + raw.slot() * Traits::kSlotBytes,
           shared.slots + at.slot() * Traits::kSlotBytes);
+      if (decltype(which)::value == 1 && tail >= 0)
+        converter.zero_behind(shared.slots + at.slot() * Traits::kSlotBytes, tail, lane);
       ptx::async_proxy_fence();
       __syncwarp();
       if (lane == 0) ptx::barrier_arrive(shared.full + 8 * at.slot());

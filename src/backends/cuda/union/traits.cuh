@@ -54,8 +54,9 @@ struct UnionTraits {
   static constexpr bool kOneProbabilitySet = kDim > 192;
   static constexpr int kQueryBytes = kQueryInShared ? kMatrixRows * kDim * 2 : 0;
   static constexpr int kBarrierBytes = 512;
+  static constexpr int kStaticBytes = 1024;  // a word or two, and the alignment of what follows
   static constexpr int kSlotsThatFit =
-      (kSharedBytesOfCta - kBarrierBytes - kQueryBytes) / kSlotBytes;
+      (kSharedBytesOfCta - kStaticBytes - kBarrierBytes - kQueryBytes) / kSlotBytes;
   static constexpr int kRawSlots = !kF8 ? 0 : kSlotsThatFit >= 12 ? 4 : 2;
   static constexpr int kSlots = kSlotsThatFit - kRawSlots < 16 ? kSlotsThatFit - kRawSlots : 16;
   // A half that holds V of one batch waits for V of the next but one at most.

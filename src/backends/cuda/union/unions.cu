@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   __shared__ uint32_t starts;  // bit r: row r of the span begins a tile
   __shared__ uint32_t live;
   __shared__ int32_t own[kMostTileRows], tail_page, all_faults;
+  __shared__ SpanWork work;
 
   const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count);
   auto* marks = reinterpret_cast<uint32_t*>(shared);
@@ -225,11 +226,12 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
 
   if (warp == 0) {
     int32_t owner = -1;
+    int64_t count = 0;
     if (lane < span_rows) {
       const int64_t row = first_row + lane;
       owner = p.owners[row * p.stride_owners];
       const int64_t position = position_at(p, row);
-      int64_t count = selection_count(position, p.region_count);
+      count = selection_count(position, p.region_count);
       if (count > 0 && (owner < 0 || owner >= p.table.requests)) {
         faults |= status_owner;
         count = 0;
@@ -242,9 +244,11 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     }
     const int32_t before = __shfl_up_sync(~0u, owner, 1);
     const uint32_t begins = __ballot_sync(~0u, lane < span_rows && (lane == 0 || owner != before));
+    const uint32_t entries = __reduce_add_sync(~0u, static_cast<uint32_t>(count));
     if (lane == 0) {
       starts = begins;
       all_faults = 0;
+      work = {0, entries};
     }
   }
   __syncthreads();
@@ -525,12 +529,14 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
                                     : tail_page * static_cast<int32_t>(kPageTokens) +
                                           static_cast<int32_t>(newest % kPageTokens);
         header.live = live;
+        if (split == 0) work.steps += static_cast<uint32_t>(steps[0] + steps[1]);
       }
     }
     first_batch += batches;
     begin = end;
     __syncthreads();  // the tables and `own` are free
   }
+  if (threadIdx.x == 0) p.lists.work[selection * p.lists.spans + span] = work;
   if (p.status != nullptr) {
     faults = static_cast<int32_t>(__reduce_or_sync(~0u, static_cast<uint32_t>(faults)));
     if (lane == 0 && faults != 0) atomicOr(&all_faults, faults);
