@@ -249,6 +249,9 @@ def host_integers(argument, values):
         elif kind == "cupy":
             values = values.get()
         array = numpy.asarray(values)
+        if array.dtype.kind == "f" and isinstance(values, (list, tuple)) and all(
+                isinstance(value, numbers.Integral) for value in values):
+            array = numpy.array([int(value) for value in values], numpy.int64)  # numpy mixes u64 and i64 to f64
     except Exception as error:  # ragged lists, and whatever a caller's own sequence raises
         raise ArgumentTypeError(f"{argument}: must be a sequence or tensor of integers: {shown(error)}") from error
     if array.ndim != 1:

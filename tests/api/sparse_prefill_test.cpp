@@ -375,9 +375,9 @@ TEST(SparsePrefill, RefusesOutputsThatShareMemory) {
       {"lse in the output",
        [](Call& c) { c.args.lse.data = shifted(c.args.output, 5 * 4 * 64 * 4 - 4); },
        {"output", "lse"}},
-      {"regions in the output",
-       [](Call& c) { c.args.output.data = c.args.regions.data; },
-       {"output", "regions"}},
+      {"lse in the regions",
+       [](Call& c) { c.args.lse.data = c.args.regions.data; },
+       {"lse", "regions"}},
       {"workspace in the output",
        [](Call& c) {
          c.options.workspace = c.output.data();
