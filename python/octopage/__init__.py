@@ -15,7 +15,7 @@ from . import _core
 from ._core import __version__
 from ._errors import (BadFile, DeviceError, InternalError, InvalidArgument, InvalidEntry, OctopageError,
                       OutOfMemory, Unsupported, WrongState)
-from ._tensor import ArgumentTypeError, Call, dtype_name, empty_like, framework, host_integers, real
+from ._tensor import ArgumentTypeError, Call, dtype_name, empty_like, framework, host_integers, real, tracing
 
 __all__ = ["ArgumentTypeError", "BadFile", "DeviceError", "InternalError", "InvalidArgument", "InvalidEntry",
            "OctopageError", "OutOfMemory", "Unsupported", "WrongState", "__version__", "backends", "get_cmake_dir",
@@ -68,6 +68,11 @@ def sparse_prefill(query: Tensor, kv_cache: Tensor, block_table: Tensor, owners:
     Returns `out`. Outputs share no memory with inputs. On a GPU the work is queued on the framework's current
     stream. Raises InvalidArgument (a ValueError), ArgumentTypeError (a TypeError), Unsupported, InvalidEntry.
     """
+    if tracing():
+        from .ops import traced_sparse_prefill
+
+        return traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regions, scale, k_scale, v_scale,
+                                     out, out_dtype, lse, workspace, backend, strict, status, batch_invariant)
     call = Call(query, kv_cache, out, backend=backend, strict=strict, status=status, batch_invariant=batch_invariant,
                 workspace=workspace)
     args, first, out = _prepare(call, query, kv_cache, block_table, owners, positions, regions, scale, k_scale, v_scale,

@@ -29,6 +29,12 @@ class NotPlanned(WrongState, AttributeError):
     """An attribute of a plan that has not been made: `hasattr` says no."""
 
 
+def tracing():
+    """Whether torch.compile is reading this call instead of running it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
 def shown(value):
     """A value as a message shows it: short, and printable whatever it is."""
     try:

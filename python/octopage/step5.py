@@ -15,7 +15,7 @@ import numpy
 from . import _core
 from ._errors import InvalidArgument
 from ._tensor import (ArgumentTypeError, Call, NotPlanned, device_of, dtype_name, empty_like, exported, flag, framework,
-                      host_integers, integer, real, shown, stream_of, view)
+                      host_integers, integer, real, shown, stream_of, tracing, view)
 
 __all__ = ["CompactPagedPrefill", "PagedPrefillMetadata", "StagedPrefillPages", "compact_page_metadata",
            "fill_prefill_pages", "kv_page_stride", "plan_staged_prefill_pages", "stage_prefill_pages",
@@ -95,13 +95,25 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
                         v_scale: Union[None, float, Tensor] = None) -> Tensor:
     """Gathers the staged blocks of `cache` [blocks, 1, block_size, 2*dim] into a contiguous cache of `dtype` (bf16 or
     f16). u8 and f8_e4m3fn caches need both scales, numbers or tensors of one f32 on the device."""
-    call = Call(cache)
+    blocks = staged.pages if isinstance(staged, StagedPrefillPages) else staged
+    if tracing():
+        from .ops import traced_stage_prefill_pages
+
+        return traced_stage_prefill_pages(cache, blocks, dtype, k_scale, v_scale)
+    return stage_into(cache, blocks, None, k_scale, v_scale, dtype)
+
+
+def stage_into(cache: Tensor, blocks: Tensor, output: Optional[Tensor], k_scale: Union[None, float, Tensor] = None,
+               v_scale: Union[None, float, Tensor] = None, dtype: Any = None) -> Tensor:
+    """`stage_prefill_pages` into `output` [len(blocks), 1, block_size, 2*dim], contiguous; None allocates `dtype`."""
+    call = Call(cache, output)
     described = call.view("cache", cache)
-    blocks = call.view("staged", staged.pages if isinstance(staged, StagedPrefillPages) else staged)
+    listed = call.view("staged", blocks)
     if len(described.shape) != 4:
         raise InvalidArgument(f"cache: must have 4 dimensions, has {len(described.shape)}")
-    output = empty_like(cache, (blocks.shape[0], 1, *described.shape[2:]), dtype_name("dtype", dtype))
-    _core.stage_prefill_pages(described, blocks, call.view("output", output, write=True),
+    if output is None:
+        output = empty_like(cache, (listed.shape[0], 1, *described.shape[2:]), dtype_name("dtype", dtype))
+    _core.stage_prefill_pages(described, listed, call.view("output", output, write=True),
                               call.scale("k_scale", k_scale, described), call.scale("v_scale", v_scale, described),
                               call.options)
     return output
@@ -115,6 +127,11 @@ def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: T
     without gaps."""
     if contiguous_query is query:  # contiguous already: nothing to copy
         query = contiguous_query = None
+    if tracing():
+        from .ops import traced_fill_prefill_pages
+
+        return traced_fill_prefill_pages(regions, table, owners, indptr, pages, block_size, query, contiguous_query,
+                                         page_stride)
     block_size = integer("block_size", block_size)
     call = Call(regions, pages)
     _core.fill_prefill_pages(
