@@ -23,11 +23,12 @@ def _one(value: Optional[float], tensor: Optional[Tensor]):
     return value if tensor is None else tensor
 
 
+# Mutated arguments have no default: torch drops trailing defaults and then looks for them.
 @torch.library.custom_op("octopage::sparse_prefill", mutates_args=("out", "lse", "workspace", "status"))
 def sparse_prefill(query: Tensor, kv_cache: Tensor, block_table: Tensor, owners: Tensor, positions: Tensor,
-                   regions: Tensor, out: Tensor, scale: float, k_value: Optional[float] = None,
+                   regions: Tensor, out: Tensor, lse: Optional[Tensor], workspace: Optional[Tensor],
+                   status: Optional[Tensor], scale: float, k_value: Optional[float] = None,
                    v_value: Optional[float] = None, k_scale: Optional[Tensor] = None, v_scale: Optional[Tensor] = None,
-                   lse: Optional[Tensor] = None, workspace: Optional[Tensor] = None, status: Optional[Tensor] = None,
                    backend: Optional[str] = None, strict: bool = False, batch_invariant: bool = False) -> None:
     octopage.sparse_prefill(query, kv_cache, block_table, owners, positions, regions, scale=scale,
                             k_scale=_one(k_value, k_scale), v_scale=_one(v_value, v_scale), out=out, lse=lse,
@@ -36,9 +37,9 @@ def sparse_prefill(query: Tensor, kv_cache: Tensor, block_table: Tensor, owners:
 
 
 @torch.library.custom_op("octopage::fill_prefill_pages", mutates_args=("pages", "contiguous_query"))
-def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: Tensor, pages: Tensor, block_size: int,
-                       page_stride: int, query: Optional[Tensor] = None,
-                       contiguous_query: Optional[Tensor] = None) -> None:
+def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: Tensor, pages: Tensor,
+                       query: Optional[Tensor], contiguous_query: Optional[Tensor], block_size: int,
+                       page_stride: int) -> None:
     step5.fill_prefill_pages(regions, table, owners, indptr, pages, block_size, query, contiguous_query, page_stride)
 
 
@@ -51,13 +52,13 @@ def stage_prefill_pages(cache: Tensor, blocks: Tensor, output: Tensor, k_value: 
 
 # Everything that a call makes is in its mutated arguments: with fake tensors there is nothing to do.
 @sparse_prefill.register_fake
-def _(query, kv_cache, block_table, owners, positions, regions, out, scale, k_value=None, v_value=None, k_scale=None,
-      v_scale=None, lse=None, workspace=None, status=None, backend=None, strict=False, batch_invariant=False):
+def _(query, kv_cache, block_table, owners, positions, regions, out, lse, workspace, status, scale, k_value=None,
+      v_value=None, k_scale=None, v_scale=None, backend=None, strict=False, batch_invariant=False):
     return None
 
 
 @fill_prefill_pages.register_fake
-def _(regions, table, owners, indptr, pages, block_size, page_stride, query=None, contiguous_query=None):
+def _(regions, table, owners, indptr, pages, query, contiguous_query, block_size, page_stride):
     return None
 
 
@@ -88,16 +89,15 @@ def traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regio
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
     elif out_dtype is not None:
         raise InvalidArgument("out_dtype: must be absent where out is given")
-    torch.ops.octopage.sparse_prefill(query, kv_cache, block_table, owners, positions, regions, out, float(scale),
-                                      _value(k_scale), _value(v_scale), _tensor(k_scale), _tensor(v_scale), lse,
-                                      workspace, status, backend, strict, batch_invariant)
+    torch.ops.octopage.sparse_prefill(query, kv_cache, block_table, owners, positions, regions, out, lse,
+                                      workspace, status, float(scale), _value(k_scale), _value(v_scale),
+                                      _tensor(k_scale), _tensor(v_scale), backend, strict, batch_invariant)
     return out
 
 
 def traced_fill_prefill_pages(regions, table, owners, indptr, pages, block_size, query, contiguous_query, page_stride):
-    torch.ops.octopage.fill_prefill_pages(regions, table, owners, indptr, pages, block_size,
-                                          block_size // 8 if page_stride is None else page_stride, query,
-                                          contiguous_query)
+    torch.ops.octopage.fill_prefill_pages(regions, table, owners, indptr, pages, query, contiguous_query,
+                                          block_size, block_size // 8 if page_stride is None else page_stride)
 
 
 def traced_stage_prefill_pages(cache, blocks, dtype, k_scale, v_scale):

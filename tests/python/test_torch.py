@@ -182,15 +182,17 @@ def operator_samples(device):
     for name in ("four_groups", "fp8_cache_scaled"):
         step = case(name)
         a = arguments_of(step, device)
+        if step.k_scale is not None:
+            a["kv_cache"] = a["kv_cache"].view(torch.uint8)  # opcheck itself knows no arithmetic of f8
         inputs = [a[n] for n in ("query", "kv_cache", "block_table", "owners", "positions", "regions")]
         out = torch.zeros(a["query"].shape, device=device)
         lse = torch.zeros(a["query"].shape[:2], device=device)
         status = torch.zeros(1, dtype=torch.int32, device=device)
-        yield ops.sparse_prefill, (*inputs, out, step.scale), {"k_value": step.k_scale, "v_value": step.v_scale,
-                                                               "lse": lse, "status": status}
+        yield ops.sparse_prefill, (*inputs, out, lse, None, status, step.scale), {"k_value": step.k_scale,
+                                                                                  "v_value": step.v_scale}
         if step.k_scale is not None:
             scales = [torch.tensor([s], device=device) for s in (step.k_scale, step.v_scale)]
-            yield ops.sparse_prefill, (*inputs, out, step.scale), {"k_scale": scales[0], "v_scale": scales[1]}
+            yield ops.sparse_prefill, (*inputs, out, None, None, None, step.scale), {"k_scale": scales[0], "v_scale": scales[1]}
         cache = a["kv_cache"][:, :1]
         blocks = torch.arange(cache.shape[0] - 1, dtype=torch.int32, device=device)
         staged = torch.zeros((cache.shape[0] - 1, 1, *cache.shape[2:]), dtype=a["query"].dtype, device=device)
@@ -199,8 +201,8 @@ def operator_samples(device):
         indptr = torch.from_numpy(step.expected_indptr.copy()).to(device)
         pages = torch.zeros(int(step.expected_indptr[-1]), dtype=torch.int32, device=device)
         copied = torch.zeros_like(a["query"])
-        yield ops.fill_prefill_pages, (regions, a["block_table"], a["owners"], indptr, pages, cache.shape[2],
-                                       step5.kv_page_stride(cache), a["query"], copied), {}
+        yield ops.fill_prefill_pages, (regions, a["block_table"], a["owners"], indptr, pages, a["query"],
+                                       copied, cache.shape[2], step5.kv_page_stride(cache)), {}
 
 
 @pytest.mark.parametrize("device", DEVICES)
