@@ -164,6 +164,7 @@ def test_rows_from_query_start_loc():
 
 
 def test_what_the_package_carries(tmp_path):
+    import os
     import pathlib
     import subprocess
     import sys
@@ -172,5 +173,9 @@ def test_what_the_package_carries(tmp_path):
     assert (pathlib.Path(octopage.get_cmake_dir()) / "octopage-config.cmake").is_file()
     names = [entry["name"] for entry in octopage.backends()]
     assert names[-1] == "reference" and "cpu" in names
-    command = [str(pathlib.Path(sys.executable).parent / "octopage"), "attend", str(CASES[0])]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    # Where pip puts commands: beside the interpreter, or beside the package (--target).
+    folders = [pathlib.Path(sys.executable).parent, pathlib.Path(octopage.__file__).resolve().parents[1] / "bin"]
+    program = next(f / "octopage" for f in folders if (f / "octopage").is_file())
+    command = [sys.executable, str(program), "attend", str(CASES[0])]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(octopage.__file__).resolve().parents[1])}
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, env=environment).returncode == 0
