@@ -3,29 +3,14 @@
 import numpy
 import octopage
 import pytest
+from frameworks import torch_host as host
+from frameworks import torch_tensor as tensor
 from octopage import step5
 from steps import CASES, Step, assert_close, tolerance
 
 torch = pytest.importorskip("torch")
-import torch._inductor.config  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-BITS = {"bfloat16": (numpy.uint16, torch.bfloat16), "float8_e4m3fn": (numpy.uint8, torch.float8_e4m3fn)}
-
-
-def tensor(array, device="cpu"):
-    """A torch tensor with the array's bits."""
-    name = array.dtype.name
-    if name in BITS:
-        bits, dtype = BITS[name]
-        signed = numpy.int16 if bits is numpy.uint16 else numpy.uint8
-        return torch.from_numpy(array.view(bits).view(signed).copy()).view(dtype).to(device)
-    return torch.from_numpy(array.copy()).to(device)
-
-
-def host(value):
-    return value.detach().float().cpu().numpy()
-
 
 def arguments_of(step, device):
     query, cache, table, owners, positions, regions = (tensor(a, device) for a in step.inputs())
@@ -217,9 +202,9 @@ def test_opcheck(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_compile(device, backend, monkeypatch):
+def test_compile(device, backend, monkeypatch, tmp_path):
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)  # code of an earlier octopage
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no code that was compiled for another octopage
     step = case("fp8_cache_scaled")
     arguments = arguments_of(step, device)
     query, scale = arguments.pop("query"), arguments.pop("scale")
