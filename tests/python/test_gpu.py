@@ -108,7 +108,7 @@ def test_cupy_plans():
     cupy = pytest.importorskip("cupy")
     step, scalars, _ = make_step(3, query=F16, cache=F16, groups=1)
     inputs = {name: cupy_array(array) for name, array in step.items()}
-    plan = step5.CompactPagedPrefill(cupy.zeros(1 << 20, numpy.uint8))
+    plan = step5.CompactPagedPrefill(cupy.zeros(1 << 24, numpy.uint8))
     plan.plan(step["query"].shape, "float16", "cuda", step["positions"], 12, scalars["scale"], 32, contiguous_query=False)
     plan.prepare_chunk(0, inputs["query"], inputs["kv_cache"], inputs["regions"][:, 0], inputs["block_table"],
                        inputs["owners"])
@@ -139,10 +139,14 @@ def test_jax(backend):
 
 
 class Sleeping:
-    """A stream of torch that is busy for a while: what waits for it, or does not, shows."""
+    """A stream of torch that is busy for a while: what waits for it, or does not, shows. `work` runs on it once before,
+    so that kernels are loaded and memory is at hand."""
 
-    def __init__(self, torch):
+    def __init__(self, torch, work):
         self.torch, self.stream = torch, torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            work()
 
     def __enter__(self):
         self.torch.cuda.synchronize()
@@ -167,12 +171,18 @@ def test_the_direct_call_runs_on_the_current_stream_and_does_not_wait(backend):
     step, scalars, _ = make_step(5)
     inputs = on_torch(step)
     query = torch.zeros_like(inputs["query"])
-    octopage.sparse_prefill(**inputs, **scalars, backend=backend)  # kernels are loaded before the clock runs
     status = torch.zeros(1, dtype=torch.int32, device="cuda")
-    with Sleeping(torch) as sleeping:
+    torch.cuda.synchronize()
+
+    def work():
         query.copy_(inputs["query"])  # behind the sleep: another stream would read zeros
-        out = octopage.sparse_prefill(**{**inputs, "query": query}, **scalars, out_dtype=torch.float32, status=status,
-                                      backend=backend)
+        return octopage.sparse_prefill(**{**inputs, "query": query}, **scalars, out_dtype=torch.float32, status=status,
+                                       backend=backend)
+
+    sleeping = Sleeping(torch, work)
+    query.zero_()
+    with sleeping:
+        out = work()
         assert sleeping.still_busy(), "the call waited for its stream"
     assert_close(torch_host(out), None, reference(step, scalars)[0], None, bound_of(step))
     assert status.item() == 0
@@ -183,7 +193,7 @@ def test_the_planned_path_runs_on_the_current_stream_and_does_not_wait():
     step, scalars, lengths = make_step(6, cache=F8, groups=1)
     inputs = on_torch(step)
     scales = [torch.tensor([scalars[name]], device="cuda") for name in ("k_scale", "v_scale")]
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda"))
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
     query = torch.zeros_like(inputs["query"])
     outs = [torch.zeros(query.shape, device="cuda") for _ in range(2)]
     bounds = step["positions"].astype(numpy.int64) + 20
@@ -199,9 +209,9 @@ def test_the_planned_path_runs_on_the_current_stream_and_does_not_wait():
         plan.prepare_chunk(0, query, inputs["kv_cache"], inputs["regions"][:, 0], inputs["block_table"], inputs["owners"])
         plan.finish(None, inputs["kv_cache"], outs[1], k_scale=scales[0], v_scale=scales[1])
 
-    work()
+    sleeping = Sleeping(torch, work)
     query.zero_()
-    with Sleeping(torch) as sleeping:
+    with sleeping:
         work()
         assert sleeping.still_busy(), "a call waited for its stream"
     expected = reference(step, scalars)[0]
@@ -250,7 +260,7 @@ def test_a_graph_of_the_planned_path_replays_after_a_new_plan():
     steps, scalars, lengths = [m[0] for m in made], made[0][1], made[0][2]
     inputs = on_torch(steps[0])
     shape = steps[0]["query"].shape
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda"))
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
     staged = step5.plan_staged_prefill_pages(inputs["block_table"], lengths, 32)
     out, lse = torch.zeros(shape, device="cuda"), torch.zeros(shape[:2], device="cuda")
     direct = torch.zeros(shape, device="cuda")
@@ -324,7 +334,7 @@ def test_the_calls_of_a_prefill_step(cache, owned):
         layers.append({**layers[0], "query": other["query"], "regions": other["regions"], "kv_cache": kv_cache})
     rows, dim = layers[0]["query"].shape[0], layers[0]["query"].shape[2]
     first = on_torch(layers[0])
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda"))
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
     bounds = (layers[0]["positions"].astype(numpy.int64) + 31).tolist()
     plan.plan((rows, heads, dim), torch.bfloat16, torch.device("cuda"), bounds, regions, scalars["scale"], block_size,
               contiguous_query=not owned)
@@ -368,7 +378,7 @@ def test_flashinfer_gives_the_same_on_the_same_pages():
     step["kv_cache"] = numpy.nan_to_num(step["kv_cache"].astype(numpy.float32)).astype(BF16)  # nothing is promised of peers
     inputs = on_torch(step)
     rows = step["query"].shape[0]
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda"))
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
     plan.plan((rows, heads, dim), torch.bfloat16, "cuda", step["positions"], regions, scalars["scale"], 32)
     metadata = plan.page_metadata(inputs["block_table"], inputs["owners"], step5.kv_page_stride(inputs["kv_cache"]))
     step5.fill_prefill_pages(inputs["regions"][:, 0], metadata.table, metadata.owners, metadata.indptr, metadata.pages,
