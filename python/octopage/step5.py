@@ -8,7 +8,7 @@ pass slices of the cache, of the query and of the selections.
 import functools
 import sys
 import threading
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, cast
 
 import numpy
 
@@ -44,12 +44,13 @@ class PagedPrefillMetadata(NamedTuple):
 
 def compact_page_metadata(positions: Any, region_count: int) -> Tuple[Tensor, Tensor]:
     """(indptr [rows+1], last_page_len [rows]), i32 on the host, of rows at `positions`."""
-    result = _core.compact_page_metadata(host_integers("positions", positions), integer("region_count", region_count))
+    indptr, last_page_len = _core.compact_page_metadata(host_integers("positions", positions),
+                                                        integer("region_count", region_count))
     if framework(positions) == "torch":
         import torch
 
-        return tuple(torch.from_numpy(array) for array in result)
-    return result
+        return torch.from_numpy(indptr), torch.from_numpy(last_page_len)
+    return indptr, last_page_len
 
 
 def kv_page_stride(cache: Tensor) -> int:
@@ -141,7 +142,10 @@ def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: T
         call.maybe("query", query), call.maybe("contiguous_query", contiguous_query, write=True), call.options)
 
 
-def _locked(method):
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _locked(method: Method) -> Method:
     """One call at a time: the library's object is used by one thread at a time."""
 
     @functools.wraps(method)
@@ -149,19 +153,20 @@ def _locked(method):
         with self._lock:
             return method(self, *args, **kwargs)
 
-    return call
+    return cast(Method, call)
 
 
-def _of_plan(getter):
-    """An attribute that a plan makes."""
+def _of_plan(getter: Method) -> Method:
+    """What a plan makes."""
 
+    @functools.wraps(getter)
     def attribute(self):
         with self._lock:
             if not self._core.planned:
                 raise NotPlanned(f"{getter.__name__}: needs a plan first")
             return getter(self)
 
-    return property(attribute, doc=getter.__doc__)
+    return cast(Method, attribute)
 
 
 class CompactPagedPrefill:
@@ -204,12 +209,10 @@ class CompactPagedPrefill:
     def _current(self, kind, index):
         """(device index, stream) that are current in the framework."""
         if kind == "torch":
-            import torch
-
+            torch = sys.modules["torch"]
             index = torch.cuda.current_device() if index is None else index
             return index, torch.cuda.current_stream(index).cuda_stream
-        import cupy
-
+        cupy = sys.modules["cupy"]
         index = cupy.cuda.runtime.getDevice() if index is None else index
         return index, cupy.cuda.get_current_stream(index).ptr
 
@@ -300,37 +303,45 @@ class CompactPagedPrefill:
     def _tensor(self, core_tensor, *, read_only=False):
         return exported(core_tensor, self._core, self._framework, read_only=read_only)
 
+    @property
     @_of_plan
     def pages(self) -> Tensor:
         """[capacity] i32 on the plan's device."""
         return self._tensor(self._core.pages)
 
+    @property
     @_of_plan
     def indptr(self) -> Tensor:
         """[rows+1] i32 on the plan's device; to be read only, which numpy's arrays enforce."""
         return self._tensor(self._core.indptr, read_only=True)
 
+    @property
     @_of_plan
     def last_page_len(self) -> Tensor:
         """[rows] i32 on the plan's device; to be read only, which numpy's arrays enforce."""
         return self._tensor(self._core.last_page_len, read_only=True)
 
+    @property
     @_of_plan
     def query_buffer(self) -> Optional[Tensor]:
         """[rows, heads, dim], or None where the plan owns no copy of the query."""
         buffer = self._core.query_buffer
         return self._tensor(buffer) if buffer.present else None
 
+    @property
     @_of_plan
     def query_shape(self) -> Tuple[int, int, int]:
         """(rows, heads, dim)."""
-        return tuple(self._core.query_shape)
+        rows, heads, dim = self._core.query_shape
+        return rows, heads, dim
 
+    @property
     @_of_plan
     def region_count(self) -> int:
         """Entries of a selection."""
         return self._core.region_count
 
+    @property
     @_of_plan
     def block_size(self) -> int:
         """Tokens of a block."""

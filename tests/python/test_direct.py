@@ -163,6 +163,28 @@ def test_rows_from_query_start_loc():
         octopage.rows_from_query_start_loc([0, 2**40], [2])
 
 
+def test_the_stub_names_what_the_module_has():
+    import ast
+    import pathlib
+
+    from octopage import _core
+
+    def public(thing):
+        return {name for name in vars(thing) if not name.startswith("_")}
+
+    folder = pathlib.Path(octopage.__file__).parent
+    assert (folder / "py.typed").is_file()
+    stub = {}
+    for node in ast.parse((folder / "_core.pyi").read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            stub[node.name] = set()
+        elif isinstance(node, ast.ClassDef):
+            stub[node.name] = {n.target.id if isinstance(n, ast.AnnAssign) else n.name for n in node.body} - {"__init__"}
+    assert set(stub) == public(_core)
+    for name, members in stub.items():
+        assert members == (public(getattr(_core, name)) if members else set()), name
+
+
 def test_what_the_package_carries(tmp_path):
     import os
     import pathlib
