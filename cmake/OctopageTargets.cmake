@@ -18,6 +18,13 @@ if(PROJECT_IS_TOP_LEVEL)
   endif()
 endif()
 
+# octopage_finds_bundle(<target> <folder>): the installed target looks for shared libraries there. As an
+# RPATH, which holds for what those libraries need in turn.
+function(octopage_finds_bundle target folder)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${folder}")
+  target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
+endfunction()
+
 # octopage_defaults(<target>): language level, visibility, warnings.
 function(octopage_defaults target)
   target_compile_features(${target} PUBLIC cxx_std_20)

@@ -51,7 +51,8 @@ struct Options {
   size_t workspace_bytes = 0;
 };
 
-/// An f8 cache's scale: the stored value times the scale is the real value. Caches of other types
+/// An f8 cache's scale: the stored value times the scale is the real value. It is finite (a value
+/// on a device is not checked). Caches of other types
 /// have none, and theirs is not read.
 struct Scale {
   enum class Kind : int32_t { absent = 0, value = 1, pointer = 2 };

@@ -25,8 +25,8 @@ struct CompactPageMetadata {
 };
 
 /// Ranges of rows at these positions: `min(p / 8 + 1, region_count)` pages each, none for negative
-/// positions. Throws Error(invalid_argument) for a negative region_count and for more than
-/// 2^31 - 1 entries in all.
+/// positions. Throws Error(invalid_argument) for a negative region_count, for a position of 2^34 or
+/// more (no i32 names its region) and for more than 2^31 - 1 entries in all.
 OCTOPAGE_API CompactPageMetadata compact_page_metadata(std::span<const int64_t> positions,
                                                        int64_t region_count);
 
@@ -121,8 +121,9 @@ struct PrefillPlanArgs {
 ///     indexer's own writes) -> finish
 ///
 /// `pages`, `indptr` and the query buffer keep their addresses across plans while the capacity
-/// reached so far suffices. An object is used by one thread at a time; different objects are
-/// independent.
+/// reached so far suffices; their contents do not survive. Rows that nobody filled since the last
+/// plan select nothing: `finish` gives them output 0 and lse -inf. An object is used by one thread
+/// at a time; different objects are independent.
 class OCTOPAGE_API CompactPagedPrefill {
  public:
   /// `workspace` is scratch for `finish`, any dtype, contiguous; may be absent (see

@@ -32,8 +32,9 @@ struct SparsePrefillArgs {
 ///
 /// Query head h reads group `h / (heads / groups)`. Of a row at position p the first
 /// `min(p / 8 + 1, region_count)` entries of its selection count. A row that sees no token gives
-/// output 0 and lse -inf. Invalid entries are skipped (or fail the call, see Options::strict).
-/// Throws Error: invalid_argument, unsupported, invalid_entry (strict), out_of_memory.
+/// output 0 and lse -inf. Outputs share no memory with inputs or with each other. Invalid entries
+/// are skipped (or fail the call, see Options::strict). Throws Error: invalid_argument,
+/// unsupported, invalid_entry (strict), out_of_memory.
 OCTOPAGE_API void sparse_prefill(const SparsePrefillArgs& args, const Options& options = {});
 
 /// Bytes of workspace that `sparse_prefill` uses for the same arguments and options; the data

@@ -1,111 +1,179 @@
 """Tensors of the frameworks as octopage sees them: an address, a type, a shape, strides, a device.
 
 torch, numpy and cupy are read through their own attributes, which costs no synchronisation and knows
-all dtypes; anything else comes through DLPack.
+all dtypes; anything else comes through DLPack. A call looks at each of its arguments once.
 """
 
+import math
+import numbers
 import operator
+import re
 import sys
 
 import numpy
 
 from . import _core
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, OutOfMemory, WrongState
 
 _NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float8_e4m3fn": "f8_e4m3fn",
           "uint8": "u8", "int32": "i32", "int64": "i64"}
+_LONG_NAMES = {short: long for long, short in _NAMES.items()}
+_LARGEST_F32 = 3.4028235677973366e38  # from here on f32 rounds to infinity
 
 
 class ArgumentTypeError(InvalidArgument, TypeError):
     """A value of the wrong kind."""
 
 
+class NotPlanned(WrongState, AttributeError):
+    """An attribute of a plan that has not been made: `hasattr` says no."""
+
+
+def tracing():
+    """Whether torch.compile is reading this call instead of running it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def shown(value):
+    """A value as a message shows it: short, and printable whatever it is."""
+    try:
+        text = ascii(value)
+    except Exception:  # integers of thousands of digits have no text; a caller's repr may fail
+        text = f"a value of {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
 def dtype_name(argument, dtype):
     if isinstance(dtype, type):  # numpy.float16, ml_dtypes.bfloat16, ...
-        dtype = numpy.dtype(dtype)
+        try:
+            dtype = numpy.dtype(dtype)
+        except TypeError:
+            raise ArgumentTypeError(
+                f"{argument}: dtype must be one of {', '.join(_NAMES)}, is {shown(dtype)}") from None
+    if isinstance(dtype, numpy.dtype) and not dtype.isnative:
+        raise ArgumentTypeError(f"{argument}: must have this machine's byte order, is {dtype!r}")
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    if name in _NAMES.values():
+    if name in _LONG_NAMES:
         return name
-    try:
-        return _NAMES[name]
-    except KeyError:
-        raise ArgumentTypeError(f"{argument}: dtype must be one of {', '.join(_NAMES)}, is {name}") from None
+    found = _NAMES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ArgumentTypeError(f"{argument}: dtype must be one of {', '.join(_NAMES)}, is {shown(name)}")
+    return found
 
 
 def framework(tensor):
     """'torch', 'cupy', 'jax', 'numpy', 'dlpack', or None for what is no tensor."""
     kind = type(tensor)
     root = (kind.__module__ or "").partition(".")[0]
-    if root == "torch" or (root != "numpy" and "torch" in sys.modules
-                           and isinstance(tensor, sys.modules["torch"].Tensor)):
+    if root != "numpy" and "torch" in sys.modules and isinstance(tensor, sys.modules["torch"].Tensor):
         return "torch"
     if isinstance(tensor, numpy.ndarray):
         return "numpy"
-    if root == "cupy":
+    if root == "cupy" and hasattr(tensor, "__cuda_array_interface__"):
         return "cupy"
-    if root in ("jax", "jaxlib"):
+    if root in ("jax", "jaxlib") and hasattr(tensor, "__dlpack__"):
         return "jax"
-    return "dlpack" if hasattr(tensor, "__dlpack__") else None
+    return "dlpack" if hasattr(tensor, "__dlpack__") and not isinstance(tensor, type) else None
 
 
-def view(argument, tensor, *, write=False):
-    """A `_core.Tensor`; the caller keeps `tensor` alive. DLPack imports are kept by the view's owner,
-    the second value."""
+def _check_rank(argument, rank, scalar):
+    if not (0 if scalar else 1) <= rank <= 4:
+        raise InvalidArgument(f"{argument}: must have {0 if scalar else 1} to 4 dimensions, has {rank}")
+
+
+def _torch_view(argument, tensor):
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentTypeError(f"{argument}: must lie on the CPU or a CUDA device, lies on {device}")
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise ArgumentTypeError(f"{argument}: must be a dense tensor, is {tensor.layout}")
+    return _core.tensor(tensor.data_ptr(), dtype_name(argument, tensor.dtype), list(tensor.shape) or [1],
+                        list(tensor.stride()) or [1], device.type == "cuda", device.index or 0)
+
+
+def _array_view(argument, tensor, kind, write):
+    strides = []
+    for stride in tensor.strides:
+        if stride % tensor.itemsize != 0:
+            raise InvalidArgument(f"{argument}: strides must be whole elements of {tensor.itemsize} bytes, "
+                                  f"one is {stride} bytes")
+        strides.append(stride // tensor.itemsize)
+    if kind == "numpy" and write and not tensor.flags.writeable:
+        raise InvalidArgument(f"{argument}: must be writable, the array is read-only")
+    pointer = tensor.ctypes.data if kind == "numpy" else tensor.data.ptr
+    return _core.tensor(pointer, dtype_name(argument, tensor.dtype), list(tensor.shape) or [1], strides or [1],
+                        kind == "cupy", 0 if kind == "numpy" else tensor.device.id)
+
+
+def _capsule(argument, tensor, stream):
+    """What `__dlpack__` gives, asked once. On a GPU the producer makes its memory ready for `stream`."""
+    try:
+        on_cuda = tensor.__dlpack_device__()[0] in (2, 13)
+    except Exception as error:
+        raise ArgumentTypeError(f"{argument}: {type(tensor).__name__}.__dlpack_device__ fails: {shown(error)}") from error
+    options = {"stream": stream or 1} if on_cuda else {}  # 1 is the default stream
+    try:
+        try:
+            return tensor.__dlpack__(**options, max_version=(1, 1))
+        except TypeError as error:
+            if "max_version" not in str(error):
+                raise
+            return tensor.__dlpack__(**options)  # a producer of the protocol's first version
+    except Exception as error:
+        raise ArgumentTypeError(f"{argument}: {type(tensor).__name__}.__dlpack__ fails: {shown(error)}") from error
+
+
+def view(argument, tensor, *, write=False, scalar=False, stream=0):
+    """A `_core.Tensor`, and what keeps its memory alive. `scalar`: no dimensions are as good as [1]."""
     kind = framework(tensor)
-    if kind in ("torch", "numpy", "cupy") and not 1 <= tensor.ndim <= 4:
-        raise InvalidArgument(f"{argument}: must have 1 to 4 dimensions, has {tensor.ndim}")
-    if kind == "torch":
-        device = tensor.device
-        if device.type not in ("cpu", "cuda"):
-            raise ArgumentTypeError(f"{argument}: must lie on the CPU or a CUDA device, lies on {device}")
-        return _core.tensor(tensor.data_ptr(), dtype_name(argument, tensor.dtype), list(tensor.shape),
-                            list(tensor.stride()), device.type == "cuda", device.index or 0), tensor
-    if kind in ("numpy", "cupy"):
-        strides = []
-        for stride in tensor.strides:
-            if stride % tensor.itemsize != 0:
-                raise InvalidArgument(f"{argument}: strides must be whole elements of {tensor.itemsize} bytes, "
-                                      f"one is {stride} bytes")
-            strides.append(stride // tensor.itemsize)
-        if kind == "numpy" and write and not tensor.flags.writeable:
-            raise InvalidArgument(f"{argument}: must be writable, the array is read-only")
-        pointer = tensor.ctypes.data if kind == "numpy" else tensor.data.ptr
-        return _core.tensor(pointer, dtype_name(argument, tensor.dtype), list(tensor.shape), strides,
-                            kind == "cupy", 0 if kind == "numpy" else tensor.device.id), tensor
     if kind is None:
         raise ArgumentTypeError(f"{argument}: must be a tensor (torch, numpy, cupy, jax, or anything with "
                                 f"__dlpack__), is {type(tensor).__name__}")
+    if kind in ("torch", "numpy", "cupy"):
+        _check_rank(argument, tensor.ndim, scalar)
+        described = _torch_view(argument, tensor) if kind == "torch" else _array_view(argument, tensor, kind, write)
+        return described, tensor
     if kind == "jax" and write:
         raise ArgumentTypeError(f"{argument}: arrays of jax cannot be written to")
     try:
-        imported = _core.import_dlpack(tensor)
-    except TypeError as error:
-        raise ArgumentTypeError(f"{argument}: {type(tensor).__name__}.__dlpack__ gives no tensor that octopage can "
-                                f"read (1 to 4 dimensions on the CPU or a CUDA device, of {', '.join(_NAMES)})") from error
+        imported = _core.import_dlpack(_capsule(argument, tensor, stream))
+    except ArgumentTypeError:
+        raise
+    except InvalidArgument as error:
+        raise ArgumentTypeError(f"{argument}: {type(tensor).__name__}: {error}") from error
+    _check_rank(argument, imported.rank, scalar)
+    if write and imported.read_only:
+        raise InvalidArgument(f"{argument}: must be writable, the tensor is read-only")
     return imported.view, imported
 
 
 def stream_of(tensor):
-    """The framework's current stream for the tensor's device, as an integer; 0 on the CPU."""
+    """The framework's current stream for the tensor's device, an integer; None where there is none."""
     kind = framework(tensor)
     if kind == "torch" and tensor.is_cuda:
         return sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
     if kind == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
-    return 0
+        return sys.modules["cupy"].cuda.get_current_stream(tensor.device.id).ptr
+    return None
 
 
 def empty_like(tensor, shape, dtype):
     """A new tensor of the same framework and device. `dtype` is a name such as 'bf16'."""
     kind = framework(tensor)
-    long_name = next(long for long, short in _NAMES.items() if short == dtype)
+    long_name = _LONG_NAMES[dtype]
     if kind == "torch":
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=getattr(torch, long_name), device=tensor.device)
-    if kind == "cupy":
-        return sys.modules["cupy"].empty(shape, dtype=_numpy_dtype(long_name))
-    if kind == "numpy":
-        return numpy.empty(shape, dtype=_numpy_dtype(long_name))
+    try:
+        if kind == "cupy":
+            cupy = sys.modules["cupy"]
+            with tensor.device:
+                return cupy.empty(shape, dtype=_numpy_dtype(long_name))
+        if kind == "numpy":
+            return numpy.empty(shape, dtype=_numpy_dtype(long_name))
+    except MemoryError as error:
+        raise OutOfMemory(f"could not allocate {tuple(shape)} of {dtype}: {error}") from error
     raise ArgumentTypeError(f"tensors of {type(tensor).__name__} cannot be allocated here: give the outputs")
 
 
@@ -130,11 +198,12 @@ class _Exported:
         return (2, self._tensor.device_index) if self._tensor.on_cuda else (1, 0)
 
 
-def exported(core_tensor, owner, kind):
-    """Memory of the library as a tensor of the framework `kind`; it keeps `owner` alive."""
+def exported(core_tensor, owner, kind, *, read_only=False):
+    """Memory of the library as a tensor of the framework `kind`; it keeps `owner` alive. torch and cupy know no
+    read-only tensors."""
     if kind in ("torch", "cupy"):
         return sys.modules[kind].from_dlpack(_Exported(core_tensor, owner))
-    array = _core.export_numpy(core_tensor, owner)
+    array = (_core.export_numpy_read_only if read_only else _core.export_numpy)(core_tensor, owner)
     return array.view(_numpy_dtype("bfloat16")) if core_tensor.dtype == "bf16" else array
 
 
@@ -145,68 +214,128 @@ def integer(argument, value):
     except TypeError:
         raise ArgumentTypeError(f"{argument}: must be an integer, is {type(value).__name__}") from None
     if not -2**63 <= number < 2**63:
-        raise InvalidArgument(f"{argument}: {number} does not fit 64 bits")
+        raise InvalidArgument(f"{argument}: {shown(number)} does not fit 64 bits")
     return number
+
+
+def real(argument, value):
+    """A finite number of f32's range, as a Python float."""
+    if not isinstance(value, (numbers.Real, numpy.integer, numpy.floating)):
+        # A tensor without dimensions is no number here: reading one from a GPU would synchronise.
+        raise ArgumentTypeError(f"{argument}: must be a number, is {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) < _LARGEST_F32:
+        raise InvalidArgument(f"{argument}: must be a finite number of f32's range, is {shown(value)}")
+    return number
+
+
+def flag(argument, value):
+    if not isinstance(value, (bool, numpy.bool_)):
+        raise ArgumentTypeError(f"{argument}: must be True or False, is {shown(value)}")
+    return bool(value)
+
+
+def device_of(argument, device):
+    """(on_cuda, index or None) of 'cpu', 'cuda', 'cuda:1', or a torch.device."""
+    found = re.fullmatch(r"cpu(?::0)?|cuda(?::([0-9]{1,4}))?", str(device))
+    if found is None:
+        raise InvalidArgument(f"{argument}: must be cpu, cuda or cuda:<index>, is {shown(str(device))}")
+    return found[0].startswith("cuda"), None if found[1] is None else int(found[1])
 
 
 def host_integers(argument, values):
     """[n] i64 of numpy from a sequence, array or tensor of any integer type."""
-    if framework(values) == "torch":
-        values = values.detach().cpu().numpy()
-    array = numpy.asarray(values)
+    kind = framework(values)
+    try:
+        if kind == "torch":
+            values = values.detach().cpu().numpy()
+        elif kind == "cupy":
+            values = values.get()
+        array = numpy.asarray(values)
+        if array.dtype.kind == "f" and isinstance(values, (list, tuple)) and all(
+                isinstance(value, numbers.Integral) for value in values):
+            array = numpy.array([int(value) for value in values], numpy.int64)  # numpy mixes u64 and i64 to f64
+    except Exception as error:  # ragged lists, and whatever a caller's own sequence raises
+        raise ArgumentTypeError(f"{argument}: must be a sequence or tensor of integers: {shown(error)}") from error
     if array.ndim != 1:
         raise InvalidArgument(f"{argument}: must have one dimension, has {array.ndim}")
     if array.size == 0:
         return numpy.zeros(0, numpy.int64)
+    if array.dtype.kind == "O" and all(isinstance(value, numbers.Integral) for value in array):
+        raise InvalidArgument(f"{argument}: {shown(max(array, key=abs))} does not fit 64 bits")
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(f"{argument}: must be integers, are {array.dtype}")
-    if array.dtype == numpy.uint64 and int(array.max()) > 2**63 - 1:
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{argument}: {int(array.max())} is larger than 2^63 - 1")
     return numpy.ascontiguousarray(array, dtype=numpy.int64)
 
 
 class Call:
-    """Arguments of one call: views, the tensors that they belong to, and options."""
+    """Arguments of one call: views, what keeps them alive, and options.
 
-    def __init__(self, first, *, backend=None, strict=False, status=None, batch_invariant=False,
-                 workspace=None, threads=0):
+    `tensors` are those that may say which stream is current; the first of torch or cupy on a GPU does.
+    """
+
+    def __init__(self, *tensors, backend=None, strict=False, status=None, batch_invariant=False, workspace=None):
         self.keep = []
         options = _core.Options()
-        if backend is not None and not isinstance(backend, str):
-            raise ArgumentTypeError(f"backend: must be a name, is {type(backend).__name__}")
-        options.backend = backend or ""
-        options.strict = bool(strict)
-        options.batch_invariant = bool(batch_invariant)
-        options.threads = threads
-        options.stream = stream_of(first)
+        if backend is not None:
+            if not isinstance(backend, str):
+                raise ArgumentTypeError(f"backend: must be a name, is {type(backend).__name__}")
+            if not backend.isascii():
+                raise InvalidArgument(f"backend: no backend is called {shown(backend)}")
+            options.backend = backend
+        options.strict = flag("strict", strict)
+        options.batch_invariant = flag("batch_invariant", batch_invariant)
+        options.stream = next((s for s in map(stream_of, tensors) if s is not None), 0)
         self.options = options
-        if status is not None:
-            word = self.view("status", status, write=True)
-            if word.dtype != "i32" or word.shape != [1]:
-                raise InvalidArgument(f"status: must be i32 [1], is {word.dtype} {word.shape}")
-            options.status = word.pointer
-        if workspace is not None:
-            self.set_workspace(workspace)
+        self._status, self._workspace = status, workspace
 
-    def view(self, argument, tensor, *, write=False):
-        described, owner = view(argument, tensor, write=write)
+    def view(self, argument, tensor, *, write=False, scalar=False):
+        described, owner = view(argument, tensor, write=write, scalar=scalar, stream=self.options.stream)
         self.keep.append(owner)
         return described
 
     def maybe(self, argument, tensor, *, write=False):
         return None if tensor is None else self.view(argument, tensor, write=write)
 
-    def scale(self, argument, scale):
-        """None, a number, or a tensor of one f32 on the cache's device."""
-        if scale is None or isinstance(scale, (int, float)):
-            return scale
-        return self.view(argument, scale)
+    def _beside(self, argument, described, first):
+        """The library sees an address only: that it lies where the tensors do is checked here."""
+        if described.on_cuda != first.on_cuda or described.device_index != first.device_index:
+            def name(t):
+                return f"cuda:{t.device_index}" if t.on_cuda else "cpu"
+            raise InvalidArgument(f"{argument}: must be on {name(first)}, is on {name(described)}")
+        return described
 
-    def set_workspace(self, workspace):
-        described = self.view("workspace", workspace, write=True)
-        size = numpy.dtype({"bf16": "u2", "f16": "u2", "f32": "u4", "f8_e4m3fn": "u1", "u8": "u1",
-                            "i32": "u4", "i64": "u8"}[described.dtype]).itemsize
-        for extent in described.shape:
-            size *= extent
+    def scale(self, argument, scale, first):
+        """None, a number, or a tensor of one f32 on the device of `first`."""
+        if scale is None:
+            return None
+        if framework(scale) is None or isinstance(scale, numpy.generic):
+            return real(argument, scale)
+        described = self._beside(argument, self.view(argument, scale, scalar=True), first)
+        if described.dtype != "f32" or math.prod(described.shape) != 1:
+            raise InvalidArgument(f"{argument}: a tensor must hold one f32, is {described.dtype} {described.shape}")
+        return described
+
+    def set_workspace(self, workspace, first):
+        described = self._beside("workspace", self.view("workspace", workspace, write=True), first)
+        if not described.is_contiguous:
+            raise InvalidArgument(f"workspace: must be contiguous, has shape {described.shape} with strides "
+                                  f"{described.strides}")
         self.options.workspace = described.pointer
-        self.options.workspace_bytes = size
+        self.options.workspace_bytes = described.bytes
+
+    def finish_options(self, first):
+        """The options, with status and workspace checked to lie on the device of `first`."""
+        if self._status is not None:
+            word = self._beside("status", self.view("status", self._status, write=True), first)
+            if word.dtype != "i32" or word.shape != [1] or word.pointer % 4 != 0:
+                raise InvalidArgument(f"status: must be i32 [1], aligned, is {word.dtype} {word.shape}")
+            self.options.status = word.pointer
+        if self._workspace is not None:
+            self.set_workspace(self._workspace, first)
+        return self.options

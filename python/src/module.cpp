@@ -13,11 +13,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "dlpack.hpp"
 #include "octopage/octopage.hpp"
 #include "octopage/version.h"
 
@@ -58,46 +61,6 @@ TensorView make_tensor(uintptr_t pointer, const std::string& dtype, std::vector<
   return view;
 }
 
-/// A tensor of another framework, held through DLPack.
-struct Imported {
-  nb::ndarray<nb::ro> array;
-  TensorView view;
-};
-
-DType dtype_of(const nb::dlpack::dtype& type) {
-  const auto is = [&](nb::dlpack::dtype_code code, uint8_t bits) {
-    return type.code == static_cast<uint8_t>(code) && type.bits == bits && type.lanes == 1;
-  };
-  constexpr uint8_t kFloat8E4M3Fn = 10;  // DLPack 1.1
-  if (is(nb::dlpack::dtype_code::Bfloat, 16)) return DType::bf16;
-  if (is(nb::dlpack::dtype_code::Float, 16)) return DType::f16;
-  if (is(nb::dlpack::dtype_code::Float, 32)) return DType::f32;
-  if (is(nb::dlpack::dtype_code::UInt, 8)) return DType::u8;
-  if (is(nb::dlpack::dtype_code::Int, 32)) return DType::i32;
-  if (is(nb::dlpack::dtype_code::Int, 64)) return DType::i64;
-  if (type.code == kFloat8E4M3Fn && type.bits == 8 && type.lanes == 1) return DType::f8_e4m3fn;
-  throw nb::type_error("a tensor's dtype must be bf16, f16, f32, f8_e4m3fn, u8, i32 or i64");
-}
-
-Imported import_dlpack(nb::ndarray<nb::ro> array) {
-  Imported imported{array, {}};
-  std::vector<int64_t> shape, strides;
-  for (size_t d = 0; d < array.ndim(); ++d) {
-    shape.push_back(static_cast<int64_t>(array.shape(d)));
-    strides.push_back(array.stride(d));
-  }
-  const int device = array.device_type();
-  const bool on_cuda =
-      device == nb::device::cuda::value || device == nb::device::cuda_managed::value;
-  if (!on_cuda && device != nb::device::cpu::value && device != nb::device::cuda_host::value) {
-    throw nb::type_error("a tensor must lie on the CPU or on a CUDA device");
-  }
-  imported.view =
-      make_tensor(reinterpret_cast<uintptr_t>(array.data()), name(dtype_of(array.dtype())), shape,
-                  strides, on_cuda, on_cuda ? array.device_id() : 0);
-  return imported;
-}
-
 nb::dlpack::dtype dlpack_dtype(DType dtype) {
   const auto of = [](nb::dlpack::dtype_code code, uint8_t bits) {
     return nb::dlpack::dtype{static_cast<uint8_t>(code), bits, 1};
@@ -134,10 +97,11 @@ nb::ndarray<> export_dlpack(const TensorView& view, nb::object owner) {
 }
 
 /// The same as an array of numpy, which knows no bf16: its bits as u16.
-nb::ndarray<nb::numpy> export_numpy(const TensorView& view, nb::object owner) {
+template <typename... Access>
+nb::ndarray<nb::numpy, Access...> export_numpy(const TensorView& view, nb::object owner) {
   const nb::dlpack::dtype bits = {static_cast<uint8_t>(nb::dlpack::dtype_code::UInt), 16, 1};
-  return export_as<nb::numpy>(view, owner,
-                              view.dtype == DType::bf16 ? bits : dlpack_dtype(view.dtype));
+  return export_as<nb::numpy, Access...>(
+      view, owner, view.dtype == DType::bf16 ? bits : dlpack_dtype(view.dtype));
 }
 
 /// A vector as an array of numpy that owns it.
@@ -225,13 +189,22 @@ auto without_gil(Call&& call) {
   return call();
 }
 
+void set_python_error(ErrorCode code, const char* message) {
+  const nb::object classes = nb::module_::import_("octopage._errors").attr("BY_CODE");
+  const nb::object kind = classes[nb::int_(static_cast<int>(code))];
+  PyErr_SetString(kind.ptr(), message);
+}
+
 void translate(const std::exception_ptr& error, void*) {
+  constexpr const char* kNoMemory = "the call needs more memory than can be allocated";
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
-    const nb::object classes = nb::module_::import_("octopage._errors").attr("BY_CODE");
-    const nb::object kind = classes[nb::int_(static_cast<int>(e.code()))];
-    PyErr_SetString(kind.ptr(), e.what());
+    set_python_error(e.code(), e.what());
+  } catch (const std::bad_alloc&) {
+    set_python_error(ErrorCode::out_of_memory, kNoMemory);
+  } catch (const std::length_error&) {  // a vector of more elements than there can be
+    set_python_error(ErrorCode::out_of_memory, kNoMemory);
   }
 }
 
@@ -259,13 +232,21 @@ NB_MODULE(_core, m) {
       .def_prop_ro("on_cuda",
                    [](const TensorView& view) { return view.device.type == DeviceType::cuda; })
       .def_prop_ro("device_index", [](const TensorView& view) { return view.device.index; })
-      .def_prop_ro("present", &TensorView::present);
+      .def_prop_ro("present", &TensorView::present)
+      .def_prop_ro("is_contiguous", &TensorView::is_contiguous)
+      .def_prop_ro("bytes",
+                   [](const TensorView& view) { return view.size() * itemsize(view.dtype); });
   m.def("tensor", &make_tensor, "pointer"_a, "dtype"_a, "shape"_a, "strides"_a, "on_cuda"_a,
         "device_index"_a);
-  nb::class_<Imported>(m, "Imported").def_prop_ro("view", [](const Imported& i) { return i.view; });
-  m.def("import_dlpack", &import_dlpack, "array"_a.noconvert());
+  nb::class_<dlpack::Imported>(m, "Imported")
+      .def_prop_ro("view", [](const dlpack::Imported& imported) { return imported.view; })
+      .def_ro("rank", &dlpack::Imported::rank)
+      .def_ro("read_only", &dlpack::Imported::read_only);
+  m.def("import_dlpack", [](nb::handle capsule) { return dlpack::import(capsule.ptr()); });
   m.def("export_dlpack", &export_dlpack, "view"_a, "owner"_a, nb::rv_policy::reference);
-  m.def("export_numpy", &export_numpy, "view"_a, "owner"_a, nb::rv_policy::reference);
+  m.def("export_numpy", &export_numpy<>, "view"_a, "owner"_a, nb::rv_policy::reference);
+  m.def("export_numpy_read_only", &export_numpy<nb::ro>, "view"_a, "owner"_a,
+        nb::rv_policy::reference);
 
   nb::class_<PyOptions>(m, "Options")
       .def(nb::init<>())

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "api/backend_choice.hpp"
+#include "api/overlap.hpp"
 #include "api/validate.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
@@ -73,6 +74,10 @@ CompactPagedPrefill& CompactPagedPrefill::operator=(CompactPagedPrefill&&) noexc
 void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options& options) {
   State& s = *state_;
   check_plan(args);
+  if (s.workspace.present() && s.workspace.device != args.device) {
+    fail_argument("workspace: must be on {}, is on {}", name(args.device),
+                  name(s.workspace.device));
+  }
   const int64_t entries = compact_entry_count(args.positions, args.region_count);
   const auto [rows, heads, dim] = args.query_shape;
   const int64_t query_elements =
@@ -194,19 +199,28 @@ void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_c
   check_attention(source, cache, output, lse, s.args.scale, Pointers::checked, &params.problem,
                   &params.tensors);
   apply_scales(check_scales(cache, k_scale, v_scale), &params.tensors);
-  params.problem = s.problem(cache.dtype, output.dtype, options);
-  const PlanStorage::Views views = s.storage->views();
-  params.pages = views.pages;
-  params.indptr = views.indptr;
-  params.last_page_len = views.last_page_len;
-  params.page_count = kv_page_count(cache);
-  const Backend& backend = pick_backend(params.problem, options);
   Options with_workspace = options;
   if (options.workspace == nullptr && s.workspace.present() && s.workspace.data != nullptr) {
     with_workspace.workspace = s.workspace.data;
     with_workspace.workspace_bytes =
         static_cast<size_t>(s.workspace.size() * itemsize(s.workspace.dtype));
   }
+  check_disjoint({{"output", output},
+                  {"lse", lse},
+                  {"workspace", workspace_view(with_workspace, s.args.device)}},
+                 {{"query", source},
+                  {"kv_cache", kv_cache},
+                  {"pages", pages()},
+                  {"indptr", indptr()},
+                  {"last_page_len", last_page_len()}});
+  params.problem = s.problem(cache.dtype, output.dtype, options);
+  const PlanStorage::Views views = s.storage->views();
+  params.pages = views.pages;
+  params.indptr = views.indptr;
+  params.last_page_len = views.last_page_len;
+  params.page_count = kv_page_count(cache);
+  params.page_capacity = s.planned_entries;
+  const Backend& backend = pick_backend(params.problem, options);
   run_on(backend, params.problem, with_workspace,
          [&](const RunContext& context) { backend.attend_paged(params, context); });
 }

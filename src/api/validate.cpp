@@ -1,11 +1,13 @@
 #include "api/validate.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "api/overlap.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
 #include "plan/page_functions.hpp"
@@ -19,6 +21,12 @@ std::string shape_text(const TensorView& tensor) {
     text += (d > 0 ? ", " : "") + std::to_string(tensor.shape[static_cast<size_t>(d)]);
   }
   return text + "]";
+}
+
+std::string strides_text(const TensorView& tensor) {
+  TensorView strides = tensor;
+  strides.shape = tensor.strides;
+  return shape_text(strides);
 }
 
 std::string shape_text(std::initializer_list<int64_t> shape) {
@@ -90,6 +98,18 @@ void check_writable(const char* argument, const TensorView& tensor) {
       fail_argument("{}.strides[{}] = 0: elements of an output must not share memory", argument, d);
     }
   }
+  if (overlaps_itself(tensor)) {
+    fail_argument("{}: elements of an output must not share memory; shape {} with strides {} does",
+                  argument, shape_text(tensor), strides_text(tensor));
+  }
+}
+
+TensorView workspace_view(const Options& options, Device device) {
+  if (options.workspace == nullptr || options.workspace_bytes == 0) return {};
+  constexpr size_t kMost = std::numeric_limits<int64_t>::max();
+  return TensorView::contiguous(options.workspace, DType::u8,
+                                {static_cast<int64_t>(std::min(options.workspace_bytes, kMost))},
+                                device);
 }
 
 KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers) {
@@ -120,6 +140,9 @@ ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const S
                         const float** pointer) {
     switch (scale.kind) {
       case Scale::Kind::value:
+        if (!std::isfinite(scale.value)) {
+          fail_argument("{} = {}: must be finite", argument, scale.value);
+        }
         *value = scale.value;
         return;
       case Scale::Kind::pointer:
@@ -127,6 +150,7 @@ ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const S
         if (pointers == Pointers::ignored) return;
         if (cache.device.type == DeviceType::cpu) {
           *value = *scale.pointer;
+          if (!std::isfinite(*value)) fail_argument("{} = {}: must be finite", argument, *value);
         } else {
           *pointer = scale.pointer;
         }
@@ -221,6 +245,17 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
     check_tensor("regions", args.regions, {DType::i32}, {rows, cache.groups, -1}, device, pointers);
   }
   apply_scales(check_scales(cache, args.k_scale, args.v_scale, pointers), &params.tensors);
+  if (pointers == Pointers::checked) {
+    check_disjoint({{"output", args.output},
+                    {"lse", args.lse},
+                    {"options.workspace", workspace_view(options, device)}},
+                   {{"query", args.query},
+                    {"kv_cache", args.kv_cache},
+                    {"block_table", args.block_table},
+                    {"owners", args.owners},
+                    {"positions", args.positions},
+                    {"regions", args.regions}});
+  }
   params.problem.path = Problem::Path::direct;
   params.problem.region_count = args.regions.shape[shared ? 1 : 2];
   params.problem.batch_invariant = options.batch_invariant;

@@ -24,8 +24,11 @@ void check_tensor(const char* argument, const TensorView& tensor,
 /// The tensor's last dimension is contiguous (strides of extents 0 and 1 mean nothing).
 void check_last_contiguous(const char* argument, const TensorView& tensor);
 
-/// `output`, `lse`, ... must not overlap themselves: every stride of an extent above 1 is nonzero.
+/// `output`, `lse`, ... must not overlap themselves: no two elements lie at one address.
 void check_writable(const char* argument, const TensorView& tensor);
+
+/// The caller's workspace as a tensor; absent where there is none.
+TensorView workspace_view(const Options& options, Device device);
 
 /// The cache, described; with Pointers::ignored its data pointer is not looked at.
 KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers);

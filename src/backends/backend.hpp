@@ -88,7 +88,17 @@ struct PagedParams {
   const int32_t* indptr;  ///< [rows+1]
   const int32_t* last_page_len;  ///< [rows]
   int64_t page_count;            ///< pages in the cache's view
+  int64_t page_capacity;         ///< entries of `pages`
 };
+
+/// One row's entries of the page list. A caller can write to `indptr` and `last_page_len`, so what
+/// they say is cut to the list, to the plan's region_count and to the tokens of a page.
+struct PageRange {
+  int64_t begin;
+  int64_t end;
+  int32_t last_tokens;  ///< tokens of entry end-1: 1 .. 8
+};
+PageRange page_range(const PagedParams& params, int64_t row);
 
 /// Where and how a backend runs.
 struct RunContext {

@@ -28,12 +28,11 @@ class GrowingBuffer {
     }
     next_capacity_ = size;
   }
-  /// Takes over what `prepare` allocated; true where the memory is new.
-  bool commit() noexcept {
-    if (!next_) return false;
+  /// Takes over what `prepare` allocated, if it did.
+  void commit() noexcept {
+    if (!next_) return;
     data_ = std::move(next_);
     capacity_ = next_capacity_;
-    return true;
   }
   T* data() const { return data_.get(); }
 
@@ -59,8 +58,8 @@ class HostPlanStorage final : public PlanStorage {
     indptr_.commit();
     last_page_len_.commit();
     query_.commit();
-    if (pages_.commit())
-      std::fill_n(pages_.data(), entries, -1);  // rows never filled select nothing
+    pages_.commit();
+    std::fill_n(pages_.data(), entries, -1);  // rows not filled since the plan select nothing
     std::copy(positions.begin(), positions.end(), positions_.data());
     write_compact_metadata(positions, region_count, planned_indptr_.data(), last_page_len_.data());
     std::copy_n(planned_indptr_.data(), rows + 1, indptr_.data());

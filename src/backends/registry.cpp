@@ -57,6 +57,13 @@ Support supports_shape(const char* backend, const Problem& problem) {
   return {true, ""};
 }
 
+PageRange page_range(const PagedParams& params, int64_t row) {
+  const int64_t begin = std::clamp<int64_t>(params.indptr[row], 0, params.page_capacity);
+  const int64_t most = std::min(params.page_capacity, begin + params.problem.region_count);
+  const int64_t end = std::clamp<int64_t>(params.indptr[row + 1], begin, most);
+  return {begin, end, std::clamp<int32_t>(params.last_page_len[row], 1, kPageTokens)};
+}
+
 void raise_status(int32_t* status, int32_t bits) {
   if (status != nullptr && bits != 0) {
     std::atomic_ref<int32_t>(*status).fetch_or(bits, std::memory_order_relaxed);

@@ -12,8 +12,13 @@ namespace octopage {
 int64_t compact_entry_count(std::span<const int64_t> positions, int64_t region_count) {
   if (region_count < 0) fail_argument("region_count = {} is negative", region_count);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kPositionLimit = int64_t{1} << 34;
   int64_t total = 0;
   for (size_t row = 0; row < positions.size(); ++row) {
+    if (positions[row] >= kPositionLimit) {
+      fail_argument("positions[{}] = {}: must be below 2^34, so that its region fits i32", row,
+                    positions[row]);
+    }
     const int64_t count = selection_count(positions[row], region_count);
     if (count > kMost - total) {
       fail_argument(

@@ -6,8 +6,8 @@
 
 namespace octopage {
 
-/// Entries of the page list for rows at these positions. Throws Error where it exceeds 2^31 - 1 or
-/// region_count is negative.
+/// Entries of the page list for rows at these positions. Throws Error where it exceeds 2^31 - 1,
+/// a position is 2^34 or more, or region_count is negative.
 int64_t compact_entry_count(std::span<const int64_t> positions, int64_t region_count);
 
 /// Writes `indptr` [rows+1] and `last_page_len` [rows]. The total has been checked.

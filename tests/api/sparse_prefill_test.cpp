@@ -337,6 +337,90 @@ TEST(SparsePrefill, RefusesWrongScalarsAndOptions) {
   });
 }
 
+TEST(SparsePrefill, RefusesScalesThatAreNotFinite) {
+  static const float pointed = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  expect_refused(
+      {{"k_scale", [&](Call& c) { c.args.k_scale = Scale::of(inf); }, {"k_scale", "inf", "finite"}},
+       {"v_scale", [](Call& c) { c.args.v_scale = Scale::at(&pointed); }, {"v_scale", "nan"}}},
+      DType::f8_e4m3fn);
+}
+
+TEST(SparsePrefill, RefusesOutputsThatShareMemory) {
+  expect_refused({
+      {"rows overlap",
+       [](Call& c) {
+         c.args.output.strides = {100, 64, 1};
+       },
+       {"output", "share", "[5, 4, 64]", "[100, 64, 1]"}},
+      {"heads meet the next row's",
+       [](Call& c) {
+         c.args.output.strides = {66, 64, 1};
+       },
+       {"output", "share"}},
+      {"lse meets itself",
+       [](Call& c) {
+         c.args.lse.strides = {2, 3};
+       },
+       {"lse", "share"}},
+      {"output in the query",
+       [](Call& c) { c.args.output.data = c.args.query.data; },
+       {"output", "query", "share"}},
+      {"output at the cache's end",
+       [](Call& c) {
+         const auto& cache = c.args.kv_cache;
+         c.args.output.data = shifted(cache, cache.size() * 2 - 4);
+       },
+       {"output", "kv_cache"}},
+      {"lse in the output",
+       [](Call& c) { c.args.lse.data = shifted(c.args.output, 5 * 4 * 64 * 4 - 4); },
+       {"output", "lse"}},
+      {"lse in the regions",
+       [](Call& c) { c.args.lse.data = c.args.regions.data; },
+       {"lse", "regions"}},
+      {"workspace in the output",
+       [](Call& c) {
+         c.options.workspace = c.output.data();
+         c.options.workspace_bytes = 1;
+       },
+       {"output", "options.workspace"}},
+  });
+}
+
+TEST(SparsePrefill, OutputsMayLieBetweenOtherTensors) {
+  // Query and output are columns of one buffer; the output's heads alternate with unused ones, and
+  // its rows lie between each other's heads.
+  Call call;
+  std::vector<uint16_t> columns(5 * 1024);
+  for (int64_t row = 0; row < 5; ++row) {
+    std::memcpy(&columns[static_cast<size_t>(row) * 1024],
+                static_cast<const uint16_t*>(call.step.query.data) + row * 256, 512);
+  }
+  SparsePrefillArgs args = call.args;
+  args.query.data = columns.data();
+  args.query.strides = {1024, 64, 1};
+  args.output.data = columns.data() + 256;
+  args.output.dtype = DType::bf16;
+  args.output.strides = {1024, 128, 1};
+  std::vector<float> woven(5 * 4 * 64);
+  SparsePrefillArgs rows_between_heads = call.args;
+  rows_between_heads.output.data = woven.data();
+  rows_between_heads.output.strides = {64, 5 * 64, 1};
+  for (const char* backend : kBackends) {
+    const Outcome narrow = run(call.step, backend, DType::bf16), wide = run(call.step, backend);
+    sparse_prefill(args, on(backend));
+    sparse_prefill(rows_between_heads, on(backend));
+    for (int64_t row = 0; row < 5; ++row) {
+      for (int64_t i = 0; i < 256; ++i) {
+        const auto at = static_cast<size_t>(row * 1024 + 256 + i / 64 * 128 + i % 64);
+        ASSERT_EQ(bf16_to_f32(columns[at]), narrow.at(row, i / 64, i % 64)) << backend;
+        const auto woven_at = static_cast<size_t>(row * 64 + i / 64 * 320 + i % 64);
+        ASSERT_EQ(woven[woven_at], wide.at(row, i / 64, i % 64)) << backend;
+      }
+    }
+  }
+}
+
 TEST(SparsePrefill, EveryScaleIsAllowed) {
   for (const float scale : {0.0f, -0.125f, 1e-30f}) {
     Call call;

@@ -47,7 +47,16 @@ TEST(CompactMetadata, LimitsAreErrors) {
     EXPECT_NE(std::string(error.what()).find("2147483649"), std::string::npos) << error.what();
   }
   EXPECT_THROW(compact_page_metadata(far, -1), Error);
-  // Sums beyond 64 bits as well.
+  // A region is an i32.
+  const std::vector<int64_t> limit = {3, (int64_t{1} << 34) - 1, int64_t{1} << 34};
+  EXPECT_NO_THROW(compact_entry_count(std::span(limit).first(2), 4));
+  try {
+    compact_page_metadata(limit, 4);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("positions[2] = 17179869184"), std::string::npos)
+        << error.what();
+  }
   const std::vector<int64_t> last(100, std::numeric_limits<int64_t>::max());
   EXPECT_THROW(compact_page_metadata(last, std::numeric_limits<int64_t>::max()), Error);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "octopage/octopage.hpp"
@@ -122,6 +123,64 @@ TEST_F(PrefillPlan, AddressesHoldWhileTheCapacitySuffices) {
   plan.plan(args({positions_.begin(), positions_.end() - 1}));
   plan.plan(args(positions_));
   EXPECT_EQ(addresses(), before);
+}
+
+TEST_F(PrefillPlan, RowsNotFilledSinceThePlanSelectNothing) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  attend(plan);
+  plan.plan(args(positions_));
+  std::vector<float> lse(kRows * kHeads);
+  const TensorView lse_view = TensorView::contiguous(lse.data(), DType::f32, {kRows, kHeads});
+  for (const char* backend : {"cpu", "reference"}) {
+    output_.assign(output_.size(), -1.0f);
+    plan.finish({}, step_.kv_cache, out_, lse_view, {}, {}, {.backend = backend, .threads = 1});
+    for (const float value : output_) ASSERT_EQ(value, 0.0f);
+    for (const float value : lse) ASSERT_EQ(value, -std::numeric_limits<float>::infinity());
+  }
+}
+
+TEST_F(PrefillPlan, AlteredRangesReadNothingElse) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  const auto wild = [](const TensorView& tensor, std::initializer_list<int32_t> written) {
+    auto* data = static_cast<int32_t*>(tensor.data);
+    for (int64_t i = 0; i < tensor.size(); ++i)
+      data[i] = written.begin()[static_cast<size_t>(i) % written.size()];
+  };
+  constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  plan.prepare_chunk(0, step_.query, step_.kv_cache, regions_, step_.block_table, step_.owners);
+  for (const char* backend : {"cpu", "reference"}) {
+    const auto with_last = [&](int32_t tokens) {
+      wild(plan.last_page_len(), {tokens});
+      plan.finish({}, step_.kv_cache, out_, {}, {}, {}, {.backend = backend, .threads = 1});
+      return output_;
+    };
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    const std::vector<float> one = with_last(1), all = with_last(kPageTokens);
+    for (const int32_t tokens : {kMin, -1, 0}) EXPECT_TRUE(same(with_last(tokens), one)) << tokens;
+    for (const int32_t tokens : {9, 4096, kMax})
+      EXPECT_TRUE(same(with_last(tokens), all)) << tokens;
+    const std::vector<int32_t> before = values(plan.indptr());
+    wild(plan.indptr(), {kMin, kMax, 0, kMax, -5, 3, kMax - 1, 40, 1});
+    plan.finish({}, step_.kv_cache, out_, {}, {}, {}, {.backend = backend, .threads = 1});
+    std::copy(before.begin(), before.end(), static_cast<int32_t*>(plan.indptr().data));
+  }
+}
+
+TEST_F(PrefillPlan, OutputsMustNotShareMemory) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  TensorView inside = out_;
+  inside.data = plan.query_buffer().data;
+  expect_code(
+      ErrorCode::invalid_argument, [&] { plan.finish({}, step_.kv_cache, inside); }, "query");
+  inside.data = plan.pages().data;
+  expect_code(
+      ErrorCode::invalid_argument, [&] { plan.finish({}, step_.kv_cache, inside); }, "pages");
 }
 
 TEST_F(PrefillPlan, BoundsThenFixupEqualAnExactPlan) {

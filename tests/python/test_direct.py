@@ -163,7 +163,30 @@ def test_rows_from_query_start_loc():
         octopage.rows_from_query_start_loc([0, 2**40], [2])
 
 
+def test_the_stub_names_what_the_module_has():
+    import ast
+    import pathlib
+
+    from octopage import _core
+
+    def public(thing):
+        return {name for name in vars(thing) if not name.startswith("_")}
+
+    folder = pathlib.Path(octopage.__file__).parent
+    assert (folder / "py.typed").is_file()
+    stub = {}
+    for node in ast.parse((folder / "_core.pyi").read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            stub[node.name] = set()
+        elif isinstance(node, ast.ClassDef):
+            stub[node.name] = {n.target.id if isinstance(n, ast.AnnAssign) else n.name for n in node.body} - {"__init__"}
+    assert set(stub) == public(_core)
+    for name, members in stub.items():
+        assert members == (public(getattr(_core, name)) if members else set()), name
+
+
 def test_what_the_package_carries(tmp_path):
+    import os
     import pathlib
     import subprocess
     import sys
@@ -172,5 +195,9 @@ def test_what_the_package_carries(tmp_path):
     assert (pathlib.Path(octopage.get_cmake_dir()) / "octopage-config.cmake").is_file()
     names = [entry["name"] for entry in octopage.backends()]
     assert names[-1] == "reference" and "cpu" in names
-    command = [str(pathlib.Path(sys.executable).parent / "octopage"), "attend", str(CASES[0])]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    # Where pip puts commands: beside the interpreter, or beside the package (--target).
+    folders = [pathlib.Path(sys.executable).parent, pathlib.Path(octopage.__file__).resolve().parents[1] / "bin"]
+    program = next(f / "octopage" for f in folders if (f / "octopage").is_file())
+    command = [sys.executable, str(program), "attend", str(CASES[0])]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(octopage.__file__).resolve().parents[1])}
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, env=environment).returncode == 0

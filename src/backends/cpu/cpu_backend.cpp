@@ -221,10 +221,10 @@ void CpuBackend::attend_paged(const PagedParams& p, const RunContext& context) c
     int64_t count = 0;
     for (int64_t r = 0; r < job.rows; ++r) {
       const int64_t row = job.row_ids[r];
-      const int64_t end = p.indptr[row + 1];
-      for (int64_t i = p.indptr[row]; i < end; ++i) {
+      const PageRange range = page_range(p, row);
+      for (int64_t i = range.begin; i < range.end; ++i) {
         if (p.pages[i] < 0 || p.pages[i] >= p.page_count) continue;
-        const int64_t visible = i + 1 == end ? p.last_page_len[row] : kPageTokens;
+        const int64_t visible = i + 1 == range.end ? range.last_tokens : kPageTokens;
         worker.keys[count++] = PageKey::make(static_cast<uint64_t>(p.pages[i]), r, visible);
       }
     }

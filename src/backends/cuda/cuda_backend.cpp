@@ -165,8 +165,9 @@ class CudaPlanStorage final : public PlanStorage {
     // A smaller plan keeps the offsets of the largest, so that addresses hold.
     if (record_.commit()) capacity_rows_ = rows;
     query_.commit();
-    if (pages_.commit()) {
-      // Rows never filled select nothing.
+    pages_.commit();
+    if (entries > 0) {
+      // Rows not filled since the plan select nothing.
       cuda::check(cudaMemsetAsync(pages_.data(), 0xff,
                                   static_cast<size_t>(entries) * sizeof(int32_t), stream),
                   "cudaMemsetAsync");

@@ -110,11 +110,12 @@ class ReferenceBackend final : public Backend {
   void attend_paged(const PagedParams& p, const RunContext& context) const override {
     context.threads->parallel_for(p.problem.rows, [&](int64_t row, int32_t) {
       std::vector<VisiblePage> pages;
-      for (int64_t i = p.indptr[row]; i < p.indptr[row + 1]; ++i) {
+      const PageRange range = page_range(p, row);
+      for (int64_t i = range.begin; i < range.end; ++i) {
         if (p.pages[i] < 0 || p.pages[i] >= p.page_count) continue;
-        const bool last = i + 1 == p.indptr[row + 1];
-        pages.push_back({page_offset(p.tensors.cache, 0, p.pages[i]),
-                         last ? p.last_page_len[row] : kPageTokens});
+        const bool last = i + 1 == range.end;
+        pages.push_back(
+            {page_offset(p.tensors.cache, 0, p.pages[i]), last ? range.last_tokens : kPageTokens});
       }
       attend_group(p.problem, p.tensors, row, 0, pages);
     });

@@ -1,0 +1,143 @@
+#include "api/overlap.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/check.hpp"
+
+namespace octopage {
+namespace {
+
+using Wide = __int128;  // strides are whatever a caller says: their products need not fit 64 bits
+
+/// A dimension with more than one element; the sign of a stride does not matter here.
+struct Step {
+  Wide stride;
+  Wide extent;
+};
+
+struct Steps {
+  std::array<Step, kMaxRank> at = {};
+  size_t count = 0;
+};
+
+/// The dimensions by rising stride.
+Steps steps_of(const TensorView& tensor) {
+  Steps steps;
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    const auto d = static_cast<size_t>(i);
+    if (tensor.shape[d] <= 1) continue;
+    const Wide stride = tensor.strides[d] < 0 ? -Wide{tensor.strides[d]} : Wide{tensor.strides[d]};
+    size_t place = steps.count++;
+    for (; place > 0 && steps.at[place - 1].stride > stride; --place)
+      steps.at[place] = steps.at[place - 1];
+    steps.at[place] = {stride, tensor.shape[d]};
+  }
+  return steps;
+}
+
+/// Each dimension steps over everything that the smaller ones reach.
+bool is_nested(const Steps& steps) {
+  Wide reach = 1;
+  for (size_t i = 0; i < steps.count; ++i) {
+    if (steps.at[i].stride < reach) return false;
+    reach += (steps.at[i].extent - 1) * steps.at[i].stride;
+  }
+  return true;
+}
+
+/// i * a = j * b with both in range: the smallest solution is i = b / gcd, j = a / gcd.
+bool two_collide(const Step& a, const Step& b) {
+  Wide divisor = a.stride, rest = b.stride;
+  while (rest != 0) divisor = std::exchange(rest, divisor % rest);
+  return b.stride / divisor < a.extent && a.stride / divisor < b.extent;
+}
+
+/// Runs of `run` elements that begin at multiples of two strides: whether two runs meet.
+bool runs_collide(Wide run, Step few, Step many) {
+  if (few.extent > many.extent) std::swap(few, many);
+  if (few.stride < run || many.stride < run) return true;
+  for (Wide i = 1; i < few.extent; ++i) {  // |i * few - k * many| < run for some k
+    const Wide distance = i * few.stride;
+    const Wide first = std::max<Wide>((distance - run + many.stride) / many.stride, 0);
+    const Wide last = std::min<Wide>((distance + run - 1) / many.stride, many.extent - 1);
+    if (first <= last) return true;
+  }
+  return false;
+}
+
+/// The bytes of a tensor, first to one past the last.
+struct Bytes {
+  Wide begin;
+  Wide end;
+};
+
+/// `first_dimension` false: of one step of dimension 0 only.
+Bytes bytes_of(const TensorView& tensor, bool first_dimension = true) {
+  const Wide item = itemsize(tensor.dtype);
+  Bytes bytes = {static_cast<Wide>(reinterpret_cast<uintptr_t>(tensor.data)), 0};
+  bytes.end = bytes.begin + item;
+  for (int32_t i = first_dimension ? 0 : 1; i < tensor.rank; ++i) {
+    const auto d = static_cast<size_t>(i);
+    const Wide reach =
+        tensor.shape[d] > 1 ? (tensor.shape[d] - 1) * Wide{tensor.strides[d]} * item : 0;
+    (reach < 0 ? bytes.begin : bytes.end) += reach;
+  }
+  return bytes;
+}
+
+/// Bytes between rows; 0 for a tensor with one row.
+Wide row_bytes(const TensorView& tensor) {
+  const Wide stride = tensor.shape[0] > 1 ? Wide{tensor.strides[0]} * itemsize(tensor.dtype) : 0;
+  return stride < 0 ? -stride : stride;
+}
+
+/// Both repeat with the same period, and within it they lie apart.
+bool are_columns(const TensorView& a, const TensorView& b) {
+  const Wide period = std::max(row_bytes(a), row_bytes(b));
+  if (period == 0) return false;
+  for (const TensorView* tensor : {&a, &b}) {
+    if (row_bytes(*tensor) != 0 && row_bytes(*tensor) != period) return false;
+  }
+  const Bytes first = bytes_of(a, false), second = bytes_of(b, false);
+  const Wide offset = ((second.begin - first.begin) % period + period) % period;
+  return first.end - first.begin <= offset && offset + (second.end - second.begin) <= period;
+}
+
+}  // namespace
+
+bool overlaps_itself(const TensorView& tensor) {
+  if (tensor.size() == 0) return false;
+  const Steps steps = steps_of(tensor);
+  if (is_nested(steps)) return false;
+  if (steps.count > 0 && steps.at[0].stride == 0) return true;
+  if (steps.count == 2) return two_collide(steps.at[0], steps.at[1]);
+  if (steps.count == 3 && steps.at[0].stride == 1)
+    return runs_collide(steps.at[0].extent, steps.at[1], steps.at[2]);
+  return true;
+}
+
+bool may_share_memory(const TensorView& a, const TensorView& b) {
+  if (!a.present() || !b.present() || a.size() == 0 || b.size() == 0) return false;
+  if (a.device != b.device) return false;
+  const Bytes first = bytes_of(a), second = bytes_of(b);
+  if (first.end <= second.begin || second.end <= first.begin) return false;
+  return !are_columns(a, b);
+}
+
+void check_disjoint(std::initializer_list<NamedTensor> outputs,
+                    std::initializer_list<NamedTensor> inputs) {
+  const auto check = [](const NamedTensor& output, const NamedTensor& other) {
+    if (!may_share_memory(output.tensor, other.tensor)) return;
+    fail_argument("{}: must not share memory with {}; they begin at {} and {}", output.name,
+                  other.name, fmt::ptr(output.tensor.data), fmt::ptr(other.tensor.data));
+  };
+  for (const NamedTensor* output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const NamedTensor* other = output + 1; other != outputs.end(); ++other)
+      check(*output, *other);
+    for (const NamedTensor& input : inputs) check(*output, input);
+  }
+}
+
+}  // namespace octopage
