@@ -1,6 +1,5 @@
-"""Does a module of an engine have the names, signatures and fields that `octopage.step5` replaces?"""
+"""Does a module of an engine have the names, signatures and fields that octopage replaces (vLLM 0.34's)?"""
 
-import dataclasses
 import dis
 import inspect
 import types
@@ -9,7 +8,8 @@ from . import step5
 
 FUNCTIONS = ("compact_page_metadata", "fill_prefill_pages", "kv_page_stride", "plan_staged_prefill_pages",
              "stage_prefill_pages", "view_sparse_kv_pages")
-RECORDS = ("PagedPrefillMetadata", "StagedPrefillPages")
+RECORDS = {"PagedPrefillMetadata": ("owners", "block_table", "indices", "indptr", "block_size", "page_stride"),
+           "StagedPrefillPages": ("pages", "table")}
 PLAN = "CompactPagedPrefill"
 PLAN_METHODS = ("plan", "fixup_positions", "page_metadata", "prepare_chunk", "finish")
 PLAN_ATTRIBUTES = ("pages", "indptr", "query_buffer", "query_shape", "region_count", "block_size")
@@ -24,25 +24,17 @@ def differences(module):
     found = []
     for name in FUNCTIONS:
         found += _signature_differences(name, names[name], getattr(step5, name))
-    for name in RECORDS:
-        found += _record_differences(name, names[name], getattr(step5, name))
+    for name, expected in RECORDS.items():
+        fields = record_fields(names[name])
+        if fields != expected:
+            found.append(f"{name} has the fields {fields}, octopage expects {expected}" if fields is not None else
+                         f"{name} is no NamedTuple")
     return found + _plan_differences(names[PLAN])
 
 
 def record_fields(kind):
-    """The fields of a NamedTuple or a dataclass; None for anything else."""
-    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return tuple(kind._fields)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return tuple(field.name for field in dataclasses.fields(kind))
-    return None
-
-
-def _record_differences(name, theirs, ours):
-    fields, expected = record_fields(theirs), tuple(ours._fields)
-    if fields is None:
-        return [f"{name} is neither a NamedTuple nor a dataclass"]
-    return [] if fields == expected else [f"{name} has the fields {fields}, octopage expects {expected}"]
+    """The fields of a NamedTuple; None for anything else."""
+    return tuple(kind._fields) if isinstance(kind, type) and hasattr(kind, "_fields") else None
 
 
 def _signature_differences(name, theirs, ours):

@@ -8,12 +8,11 @@ says what it does:
     OCTOPAGE_VLLM_MODULE  full names of modules to replace, separated by commas; default: every module below `vllm`
                           that is called `sparse_prefill_pages`
 
-A module is replaced as a whole, and only where its names, signatures and fields are those of `octopage.step5`;
-otherwise it is left alone and the reason is logged. It makes no difference whether the module is imported before
+A module is replaced as a whole, and only where its names, signatures and fields are those that octopage expects (vLLM
+0.34's); otherwise it is left alone and the reason is logged. It makes no difference whether the module is imported before
 `register` or after it. Nothing here imports vllm or torch.
 """
 
-import functools
 import importlib
 import importlib.abc
 import logging
@@ -22,8 +21,8 @@ import sys
 import threading
 import types
 
-from . import step5
-from ._engine_match import FUNCTIONS, PLAN, differences
+from ._engine_adapter import adapted
+from ._engine_match import PLAN, differences
 from ._engine_verify import VerificationError, Verifier
 
 __all__ = ["VerificationError", "disable", "register", "status"]
@@ -158,8 +157,8 @@ def _replace(module):
             _replaced.setdefault(name, []).append(replacement)
             replacement.do()
             _log(logging.INFO, f"replaced {name}", {
-                "on": f"{name} is replaced by octopage.step5",
-                "verify": f"every call of {name} is compared with octopage.step5"}[_mode])
+                "on": f"{name} is replaced by octopage",
+                "verify": f"every call of {name} is compared with octopage"}[_mode])
     except Exception:
         _logger.exception("octopage: %s is left alone", name)
 
@@ -177,7 +176,7 @@ class _Replacement:
             self._new = self._verifier.functions
             self._plan = names[PLAN]
         else:
-            self._new = _functions_of_step5(names)
+            self._new = adapted(module)
         self._old = {name: names[name] for name in self._new}
 
     def stands(self, module):
@@ -217,28 +216,3 @@ def _namespaces():
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType):
             yield types.ModuleType.__getattribute__(module, "__dict__")
-
-
-def _functions_of_step5(names):
-    """octopage's objects for the engine's names. Records stay the engine's own: they are plain data."""
-    new = {name: getattr(step5, name) for name in FUNCTIONS}
-    staged_pages, metadata = names["StagedPrefillPages"], names["PagedPrefillMetadata"]
-
-    @functools.wraps(step5.plan_staged_prefill_pages)
-    def plan_staged_prefill_pages(table, lengths, block_size):
-        return staged_pages(*step5.plan_staged_prefill_pages(table, lengths, block_size))
-
-    @functools.wraps(step5.stage_prefill_pages)
-    def stage_prefill_pages(cache, staged, dtype, k_scale=None, v_scale=None):
-        return step5.stage_prefill_pages(cache, getattr(staged, "pages", staged), dtype, k_scale, v_scale)
-
-    class CompactPagedPrefill(step5.CompactPagedPrefill):
-        __doc__ = step5.CompactPagedPrefill.__doc__
-
-        def page_metadata(self, table, owners, page_stride, start=0, end=None):
-            found = super().page_metadata(table, owners, page_stride, start, end)
-            return None if found is None else metadata(**found._asdict())
-
-    new.update(plan_staged_prefill_pages=plan_staged_prefill_pages, stage_prefill_pages=stage_prefill_pages,
-               CompactPagedPrefill=CompactPagedPrefill)
-    return new
