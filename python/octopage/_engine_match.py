@@ -106,10 +106,7 @@ def _attributes(kind):
     """Names that a class declares, or assigns to an object in one of its methods."""
     names = set(dir(kind))
     for base in kind.__mro__:
-        try:
-            names.update(getattr(base, "__annotations__", ()))
-        except NameError:  # evaluated late, and not importable here
-            pass
+        names.update(vars(base).get("__annotations__", ()))  # asking the class for them would add them to it
         for member in vars(base).values():
             member = inspect.unwrap(member) if callable(member) else member
             if isinstance(member, types.FunctionType):

