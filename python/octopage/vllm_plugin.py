@@ -39,7 +39,7 @@ _finder = None
 _replaced = {}  # module name -> [_Replacement]; a module that is loaded again gets another one
 
 
-def register():
+def register() -> None:
     """Does what OCTOPAGE_VLLM says. May be called any number of times, from any thread."""
     global _mode, _finder
     mode = _mode_of_environment()
@@ -53,7 +53,10 @@ def register():
             _finder = _Finder()
             sys.meta_path.insert(0, _finder)
     for name in [name for name, module in list(sys.modules.items()) if module is not None and _wanted(name)]:
-        module = importlib.import_module(name)  # it is there: this waits where another thread still runs its code
+        try:
+            module = importlib.import_module(name)  # it is there: this waits where another thread still runs its code
+        except Exception:  # that code failed, which is told where it was imported
+            continue
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             _log(logging.WARNING, f"initializing {name}",
                  f"{name} is being imported right now and is left alone; call octopage.vllm_plugin.register() again")
@@ -61,7 +64,7 @@ def register():
             _replace(module)
 
 
-def disable():
+def disable() -> None:
     """Puts everything back that `register` replaced, wherever it still stands."""
     global _mode, _finder
     with _lock:
@@ -75,7 +78,7 @@ def disable():
         _logged.clear()
 
 
-def status():
+def status() -> dict:
     """{"mode": ..., "replaced": [module names], "compared": {function: calls}}."""
     with _lock:
         compared = {}
@@ -187,7 +190,7 @@ class _Replacement:
 
     def do(self):
         by_id = {id(old): (old, self._new[name]) for name, old in self._old.items()}
-        for namespace in _namespaces():
+        for namespace in [vars(self._module), *_namespaces()]:
             for key, value in list(namespace.items()):
                 old, new = by_id.get(id(value), (None, None))
                 if old is not None and value is old:

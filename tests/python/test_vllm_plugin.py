@@ -138,6 +138,19 @@ def test_standalone_fill_writes_the_engines_pages(switch):
         assert sorted(theirs) == sorted(ours) and theirs[-1] == ours[-1]
 
 
+@pytest.mark.parametrize("change", [
+    lambda ids: ids,
+    lambda ids: ids.astype(numpy.int32),
+    lambda ids: numpy.asfortranarray(ids),
+    lambda ids: numpy.repeat(ids, 2, axis=-1)[..., ::2],
+])
+def test_ids_of_either_type_and_any_strides(switch, change):
+    _, attention = start(switch, "on")
+    step = make_step(13, groups=2)
+    step.regions, step.owners = change(step.regions), change(step.owners)
+    check(step, attention.prefill(step))
+
+
 def wrong_finish(original):
     def finish(self, query, cache, out):
         original(self, query, cache, out)
@@ -487,6 +500,45 @@ def test_a_module_that_fails_to_import_fails_as_without_the_plugin(switch, monke
         importlib.import_module("broken_pages")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("missing_pages")
+
+
+def test_a_module_that_loads_the_plugin_itself_is_replaced_when_it_is_complete(switch, caplog, monkeypatch, tmp_path):
+    (tmp_path / "loading_pages.py").write_text(
+        f"from octopage import vllm_plugin\nvllm_plugin.register()\nfrom {PAGES} import *\n"
+        f"from {PAGES} import PagedPrefillMetadata\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OCTOPAGE_VLLM_MODULE", "loading_pages")
+    switch("on")
+    loading_pages = importlib.import_module("loading_pages")
+    try:
+        assert vllm_plugin.status()["replaced"] == [] and "being imported" in messages(caplog)[0]
+        vllm_plugin.register()
+        assert loading_pages.kv_page_stride is octopage.step5.kv_page_stride
+    finally:
+        del sys.modules["loading_pages"]
+
+
+def test_a_module_whose_code_fails_in_another_thread_does_no_harm(switch, monkeypatch, tmp_path):
+    (tmp_path / "failing_pages.py").write_text(
+        "import time\nstarted = True\ntime.sleep(0.5)\nraise RuntimeError('no driver')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OCTOPAGE_VLLM_MODULE", "failing_pages")
+    failures = []
+
+    def load():
+        try:
+            importlib.import_module("failing_pages")
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    while not hasattr(sys.modules.get("failing_pages"), "started") and thread.is_alive():
+        pass
+    switch("on")
+    vllm_plugin.register()
+    thread.join(30)
+    assert failures == ["no driver"] and vllm_plugin.status()["replaced"] == []
 
 
 @pytest.mark.parametrize("mode", ["on", "verify"])
