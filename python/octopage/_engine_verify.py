@@ -12,7 +12,7 @@ import threading
 
 import numpy
 
-from . import _tensor
+from . import _core, _tensor
 from ._engine_adapter import adapted
 from ._engine_match import FUNCTIONS, PLAN_METHODS
 from ._errors import OctopageError
@@ -315,9 +315,23 @@ class _PlanShadow:
             self.own.finish(**{**given, "out": own})
 
         _, result = call.both(attend, theirs, (plan, *args), kwargs)
-        rows = numpy.flatnonzero(numpy.diff(_host(self.own.indptr)))  # the others attend to nothing
+        rows = self._meaningful_rows(call, plan, given["cache"])
         call.close("out", _host(own), _host(out), rows, OUTPUT_BOUND_BF16 if "bf16" in dtypes else OUTPUT_BOUND)
         return result
+
+    def _meaningful_rows(self, call, plan, cache):
+        """Rows that have pages, all of them in the cache: octopage skips others, the engine reads anything there."""
+        indptr = _host(self.own.indptr)
+        rows = numpy.flatnonzero(numpy.diff(indptr))
+        if len(rows) == 0:
+            return rows
+        listed = _host(plan.pages[:int(indptr[-1])])
+        keys, _ = _core.view_sparse_kv_pages(_tensor.view("cache", cache)[0])
+        outside = numpy.add.reduceat((listed < 0) | (listed >= keys.shape[0]), indptr[rows], dtype=numpy.int64)
+        if outside.any():
+            call.note(f"{numpy.count_nonzero(outside)} rows list pages outside the cache; such rows are not compared",
+                      "outside")
+        return rows[outside == 0]
 
     def _same_ranges(self, call, plan):
         own = self.own.indptr

@@ -9,8 +9,8 @@ says what it does:
                           that is called `sparse_prefill_pages`
 
 A module is replaced as a whole, and only where its names, signatures and fields are those that octopage expects (vLLM
-0.34's); otherwise it is left alone and the reason is logged. It makes no difference whether the module is imported before
-`register` or after it. Nothing here imports vllm or torch.
+0.34's); otherwise it is left alone and the reason is logged. It makes no difference whether the module is imported
+before `register` or after it. Nothing here imports vllm or torch.
 """
 
 import importlib

@@ -35,7 +35,7 @@ def imported(code):
 
 def has_gpu():
     """Asked in another process, so that this one stays free of it."""
-    ask = "import octopage, sys; sys.exit(not any(b['device'] == 'cuda' and b['available'] for b in octopage.backends()))"
+    ask = "import octopage as o, sys; sys.exit(not any(b['device'] == 'cuda' and b['available'] for b in o.backends()))"
     return subprocess.run([sys.executable, "-c", ask]).returncode == 0
 
 

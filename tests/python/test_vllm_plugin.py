@@ -305,6 +305,22 @@ def test_verify_says_that_rows_with_invalid_entries_are_not_compared(switch, cap
     assert [m for m in messages(caplog) if "1 rows have invalid" in m], messages(caplog)
 
 
+def test_verify_does_not_compare_what_lies_outside_the_cache(switch, caplog):
+    pages, attention = start(switch, "verify")
+    step = make_step(8, groups=1)
+    step.table[0, 0] = -1  # an indexer follows it; numpy's engine then reads the cache's last block
+    out = numpy.zeros_like(step.queries[0])
+    plan = pages.CompactPagedPrefill(numpy.zeros(1 << 12, numpy.uint8))
+    plan.plan(out.shape, out.dtype, "cpu", step.positions, step.regions.shape[1], step.scale, 16)
+    attention.attend(plan, step.queries[0], step.caches[0], out, step, None, 14)
+    assert [m for m in messages(caplog) if "7 rows list pages outside the cache" in m], messages(caplog)
+    assert vllm_plugin.status()["compared"]["finish"] == 1
+    # Rows inside are compared all the same.
+    plan._scale *= 2
+    with pytest.raises(vllm_plugin.VerificationError, match="out of row (7|8|9|10|11|12|13), "):
+        plan.finish(step.queries[0], step.caches[0], out)
+
+
 def test_verify_compares_objects_that_are_older_than_it(switch):
     pages, attention = engine()
     plan = pages.CompactPagedPrefill(numpy.zeros(1 << 12, numpy.uint8))
