@@ -11,6 +11,8 @@ from . import selections
 # the way (staging of f8) is further from the f8 values by that rounding.
 BOUND = 4e-3
 BOUND_ROUNDED_CACHE = 8e-3
+# Triton's interpreter cuts where a GPU rounds to bf16.
+BOUND_INTERPRETED = 2e-2
 
 
 @dataclasses.dataclass

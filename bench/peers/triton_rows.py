@@ -6,6 +6,8 @@ from the paged cache through the block table, with an online softmax. No page is
 Triton can hope for.
 """
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -13,11 +15,22 @@ import triton.language as tl
 LOG2E = 1.4426950408889634
 
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # its products of bf16 are wrong: made in f32 there
+
+
+@triton.jit
+def _product(a, b, WIDE: tl.constexpr):
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        return tl.dot(a, b)
+
+
 @triton.jit
 def _attend(query, cache, table, owners, positions, regions, out, qk_scale, v_scale, region_count, block_size,
             q_row, q_head, cache_block, cache_group, cache_token, table_row, regions_row, regions_group, out_row, out_head,
             HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-            TOKENS: tl.constexpr):
+            TOKENS: tl.constexpr, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     owner = tl.load(owners + row)
@@ -45,10 +58,10 @@ def _attend(query, cache, table, owners, positions, regions, out, qk_scale, v_sc
         block = tl.load(table + owner * table_row + token // block_size, mask=seen, other=0).to(tl.int64)
         base = cache + block * cache_block + group * cache_group + (token % block_size).to(tl.int64) * cache_token
         k0 = tl.load(base[:, None] + low[None, :], mask=seen[:, None], other=0.0).to(q0.dtype)
-        scores = tl.dot(q0, tl.trans(k0))
+        scores = _product(q0, tl.trans(k0), WIDE)
         if D1 > 0:
             k1 = tl.load(base[:, None] + high[None, :], mask=seen[:, None], other=0.0).to(q0.dtype)
-            scores += tl.dot(q1, tl.trans(k1))
+            scores += _product(q1, tl.trans(k1), WIDE)
         scores = tl.where(seen[None, :], scores * qk_scale, float("-inf"))
         fresh = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - fresh[:, None])
@@ -56,10 +69,10 @@ def _attend(query, cache, table, owners, positions, regions, out, qk_scale, v_sc
         total = total * shrink + tl.sum(weights, 1)
         weights = weights.to(q0.dtype)
         v0 = tl.load(base[:, None] + DIM + low[None, :], mask=seen[:, None], other=0.0).to(q0.dtype)
-        acc0 = acc0 * shrink[:, None] + tl.dot(weights, v0)
+        acc0 = acc0 * shrink[:, None] + _product(weights, v0, WIDE)
         if D1 > 0:
             v1 = tl.load(base[:, None] + DIM + high[None, :], mask=seen[:, None], other=0.0).to(q0.dtype)
-            acc1 = acc1 * shrink[:, None] + tl.dot(weights, v1)
+            acc1 = acc1 * shrink[:, None] + _product(weights, v1, WIDE)
         top = fresh
     factor = v_scale / tl.where(total > 0, total, 1.0)
     out_base = out + row * out_row + (group * HEADS + heads)[:, None] * out_head
@@ -83,7 +96,7 @@ def row_attention(step, out):
         step.kv_cache.stride(2), step.block_table.stride(0), step.regions.stride(0), step.regions.stride(1),
         out.stride(0), out.stride(1),
         HEADS=heads // groups, HEADS_PADDED=max(16, triton.next_power_of_2(heads // groups)), DIM=dim, D0=low, D1=high,
-        TOKENS=64, num_warps=4, num_stages=2)
+        TOKENS=64, WIDE=INTERPRETED, num_warps=4, num_stages=2)
     return out
 
 
@@ -100,11 +113,11 @@ def _gather(words, pages, indptr, sums, PAGE_WORDS: tl.constexpr, CHUNK: tl.cons
         base = words + page.to(tl.int64)[:, None] * PAGE_WORDS + lane[None, :]
         for chunk in tl.static_range(PAGE_WORDS // CHUNK):
             acc += tl.load(base + chunk * CHUNK, mask=(page >= 0)[:, None], other=0)
-    tl.store(sums + row, tl.sum(tl.sum(acc, 1), 0))
+    tl.store(sums + row, tl.sum(tl.sum(acc.to(tl.int64), 1), 0))
 
 
 def gather_pages(kv_cache, pages, indptr, sums):
-    """Loads every listed page of a contiguous cache once per row that lists it; `sums` [rows] i32."""
+    """Loads every listed page of a contiguous cache once per row that lists it; `sums` [rows] i64."""
     words = kv_cache.view(torch.uint8).reshape(-1).view(torch.int32)
     page_words = 8 * kv_cache.shape[3] * kv_cache.element_size() // 4
     chunk = min(1024, page_words & -page_words)
