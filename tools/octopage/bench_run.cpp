@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <functional>
 #include <set>
 
@@ -106,18 +105,6 @@ Spread time_plan(StepDevice& device, const std::function<void()>& plan, int64_t 
 }
 
 }  // namespace
-
-Spread spread_of(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  const size_t last = seconds.size() - 1;
-  const auto at = [&](double part) {
-    return seconds[static_cast<size_t>(std::lround(part * static_cast<double>(last)))];
-  };
-  return {.median = (seconds[last / 2] + seconds[(last + 1) / 2]) / 2,
-          .p10 = std::min(at(0.1), seconds[last / 2]),
-          .p90 = std::max(at(0.9), seconds[(last + 1) / 2]),
-          .calls = static_cast<int64_t>(seconds.size())};
-}
 
 BenchResult run_scenario(const SyntheticSpec& spec, Path path, const Options& options,
                          int64_t calls, StepDevice& device) {

@@ -7,21 +7,12 @@
 
 #include "octopage/options.hpp"
 #include "tools/octopage/bench_scenarios.hpp"
+#include "tools/octopage/bench_spread.hpp"
 #include "tools/octopage/compare.hpp"
 #include "tools/octopage/paths.hpp"
 #include "tools/octopage/step_device.hpp"
 
 namespace octopage::cli {
-
-/// Median and tenths of some times.
-struct Spread {
-  double median = 0;  ///< s
-  double p10 = 0;     ///< s
-  double p90 = 0;     ///< s
-  int64_t calls = 0;
-};
-/// Of at least one time; the tenths are members, the median of an even number lies between two.
-Spread spread_of(std::vector<double> seconds);
 
 /// One scenario's figures.
 struct BenchResult {
