@@ -292,7 +292,7 @@ def gather_roof(step, clock):
 
 def predicted_bound(costs, roofs):
     """Least times of a kernel that loads unions of eight rows and computes on unions of four; which one binds."""
-    times = {"matrix unit": costs["useful_flops"] * costs["union_factor"]["4"] / 4 * 4 / roofs["matrix_tflops"] / 1e9,
+    times = {"matrix unit": costs["useful_flops"] * costs["union_factor"]["4"] / roofs["matrix_tflops"] / 1e9,
              "memory": costs["compulsory_bytes"] / roofs["copy_gbs"] / 1e6}
     if roofs.get("gather_gbs"):
         times["page gather"] = costs["union_of_8_bytes"] / roofs["gather_gbs"] / 1e6

@@ -9,19 +9,20 @@ import torch
 CHUNK_BYTES = 2 << 30
 
 
-def attend(step, out, chunk_bytes=CHUNK_BYTES):
+def attend(step, out, chunk_bytes=CHUNK_BYTES, compute=torch.bfloat16):
+    """Fills `out` [rows, heads, dim]; K, V and the query are converted to `compute`."""
     spec = step.spec
-    per_row = spec.region_count * 8 * 2 * spec.dim * 2
+    per_row = spec.region_count * 8 * 2 * spec.dim * compute.itemsize
     chunk = max(1, chunk_bytes // per_row)
     for group in range(spec.groups):
         heads = slice(group * spec.heads_per_group, (group + 1) * spec.heads_per_group)
         for first in range(0, spec.rows, chunk):
             rows = slice(first, min(first + chunk, spec.rows))
-            out[rows, heads] = _attend_rows(step, rows, group, heads)
+            out[rows, heads] = _attend_rows(step, rows, group, heads, compute)
     return out
 
 
-def _attend_rows(step, rows, group, heads):
+def _attend_rows(step, rows, group, heads, compute):
     spec = step.spec
     regions = step.regions[rows, group].long()
     tokens = (regions[:, :, None] * 8 + torch.arange(8, device=regions.device)).flatten(1)
@@ -30,10 +31,11 @@ def _attend_rows(step, rows, group, heads):
     blocks = step.block_table[step.owners[rows].long()[:, None], tokens // spec.block_size].long().clamp(min=0)
     flat = (blocks * spec.groups + group) * spec.block_size + tokens % spec.block_size
     kv = step.kv_cache.view(-1, 2 * spec.dim)[flat]
-    k, v = kv[..., :spec.dim].to(torch.bfloat16), kv[..., spec.dim:].to(torch.bfloat16)
+    k, v = kv[..., :spec.dim].to(compute), kv[..., spec.dim:].to(compute)
     if spec.context % 8:  # the last region has slots that nobody wrote: NaN there passes a mask in P V
         k, v = k.masked_fill(~seen[:, :, None], 0.0), v.masked_fill(~seen[:, :, None], 0.0)
     result = torch.nn.functional.scaled_dot_product_attention(
-        step.query[rows, heads][:, None], k[:, None], v[:, None], attn_mask=seen[:, None, None, :],
+        step.query[rows, heads][:, None].to(compute), k[:, None], v[:, None], attn_mask=seen[:, None, None, :],
         scale=step.scale * step.k_scale)
-    return (result[:, 0].float() * step.v_scale).to(torch.bfloat16) if step.f8 else result[:, 0]
+    result = result[:, 0].float() * step.v_scale if step.f8 else result[:, 0]
+    return result.to(step.query.dtype)
