@@ -229,6 +229,10 @@ def draw_plots(path, folder=PLOTS):
             axes.invert_xaxis()
         else:
             axes.set_xscale("log", base=2)
+            axes.set_xticks([s["spec"][key] for s in curve_scenarios(run, pattern, key)])
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter("{x:g}")
         axes.grid(True, which="both", alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Description": "data " + digest(points)})

@@ -135,7 +135,7 @@ json timed(const std::string& name, double warm_ms, int rows) {
           {"cold", {{"median_ms", 2 * warm_ms}}}};
 }
 
-json bench_file(const json& scenarios) {
+json bench_file(const std::vector<json>& scenarios) {
   return {{"format", "octopage-bench-1"},
           {"device", "host"},
           {"revision", "0123456789abcdef"},
@@ -167,9 +167,10 @@ TEST(BenchCompare, FilesOfThePythonHarness) {
   const std::string a = directory / "a.json";
   json peer = timed("", 5, 0);
   peer["peer"] = "today";
-  json file = bench_file({{{"name", "base"}, {"spec", {{"rows", 1}}}, {"results", {peer}}}});
+  const json other = {{"peer", "other"}, {"failed", "refused"}};
+  json file = bench_file({json{
+      {"name", "base"}, {"spec", {{"rows", 1}}}, {"results", std::vector<json>{peer, other}}}});
   file["format"] = "octopage-peers-1";
-  file["scenarios"][0]["results"].push_back({{"peer", "other"}, {"failed", "refused"}});
   write_file(a, file);
   const CommandResult result = testing::octopage({"bench", "compare", a, a, "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -150,7 +150,7 @@ SparsePrefillArgs first_group(const SparsePrefillArgs& args) {
   const int64_t heads = args.query.shape[1] / groups;
   group.query = args.query.slice(1, 0, heads);
   group.output = args.output.slice(1, 0, heads);
-  group.lse = args.lse.slice(1, 0, heads);
+  if (args.lse.present()) group.lse = args.lse.slice(1, 0, heads);
   group.kv_cache = args.kv_cache.slice(1, 0, 1);
   if (args.regions.rank == 3) group.regions = args.regions.slice(1, 0, 1);
   return group;
