@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -158,6 +159,7 @@ class Peers:
         self.octopage, self.no_octopage = optional_import("octopage")
         self.step5, _ = optional_import("octopage.step5") if self.octopage else (None, "")
         self.flashinfer, self.no_flashinfer = optional_import("flashinfer")
+        self.no_kernels = {}  # head dim: why FlashInfer's kernels for it are not there
         self.factories = {"octopage": self._octopage, "octopage-portable": self._portable, "octopage-planned": self._planned,
                           "today": self._today, "today-attention": self._today_attention, "triton-rows": self._triton_rows,
                           "torch-sdpa": self._torch_sdpa}
@@ -194,6 +196,8 @@ class Peers:
     def _today(self, step):
         if self.flashinfer is None:
             raise RuntimeError(f"FlashInfer cannot be imported: {self.no_flashinfer}")
+        if step.spec.dim in self.no_kernels:
+            raise RuntimeError(f"FlashInfer's kernels for dim {step.spec.dim}: {self.no_kernels[step.spec.dim]}")
         from peers.todays_module import TodaysModule
 
         return TodaysModule(step, self.flashinfer), {}
@@ -236,7 +240,7 @@ class AttentionOnly:
 
 def time_peer(peer, out, clock, heavy):
     """Cold and warm device times, and the wall times."""
-    calls = 10 if heavy else 30
+    calls = 5 if heavy else 30
 
     def layer():
         peer.layer(out)
@@ -441,12 +445,8 @@ def run_entries(names, seconds, args):
                 break
             command = [sys.executable, __file__, "--out", str(out)] + (["--cpu"] if args.cpu else [])
             command += [part for folder in args.python for part in ("--python", folder)]
-            why = ""
-            try:
-                done = subprocess.run(command + ["--entries", *left], capture_output=True, text=True, timeout=remaining)
-                why = f"its process ended with {done.returncode}: {done.stderr.strip()[-300:]}"
-            except subprocess.TimeoutExpired:
-                why = "not finished when the budget was spent"
+            process = Group(command + ["--entries", *left])
+            why = process.finish(remaining) or "its process ended without a result"
             known = [json.loads(line) for line in out.read_text().splitlines()]
             results += known
             left = left[len(known):]
@@ -456,32 +456,43 @@ def run_entries(names, seconds, args):
     return results
 
 
-def start_build(name, dim, args, jobs):
-    """Compiles FlashInfer's kernels in the background; nothing runs on the device."""
-    environment = dict(os.environ, MAX_JOBS=str(jobs))
-    command = [sys.executable, __file__, "--build", name, "--dim", str(dim)]
-    command += [part for folder in args.python for part in ("--python", folder)]
-    return subprocess.Popen(["nice", "-n", "10"] + command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                            env=environment)
+class Group:
+    """A process that is stopped together with all that it started, such as compilers."""
+
+    def __init__(self, command, environment=None):
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors, env=environment,
+                                         start_new_session=True)
+
+    def finish(self, seconds):
+        """Waits as long and stops what is not done by then; "" where it succeeded, else the reason."""
+        try:
+            code = self._process.wait(max(0.1, seconds))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return "not finished within the budget"
+        self._errors.seek(0)
+        return "" if code == 0 else f"exit code {code}: {self._errors.read().strip()[-400:]}"
+
+    def stop(self):
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
-def finish_build(name, process, seconds):
-    begin = time.monotonic()
-    try:
-        _, errors = process.communicate(timeout=max(0.1, seconds))
-        why = "" if process.returncode == 0 else errors.strip()[-400:]
-    except subprocess.TimeoutExpired:
-        stop_build(process)
-        why = "not finished in its time"
-    return {"kernels": name, "ok": not why, "why": why, "waited_s": round(time.monotonic() - begin, 1)}
+class Build:
+    """Compiles FlashInfer's kernels for an entry point; nothing runs on the device."""
 
+    def __init__(self, name, dim, args, jobs):
+        self._about, self._begin = {"kernels": name, "dim": dim}, time.monotonic()
+        command = ["nice", "-n", "10", sys.executable, __file__, "--build", name, "--dim", str(dim)]
+        command += [part for folder in args.python for part in ("--python", folder)]
+        self._group = Group(command, dict(os.environ, MAX_JOBS=str(jobs)))
+        self.stop = self._group.stop
 
-def stop_build(process):
-    process.terminate()
-    try:
-        process.communicate(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    def finish(self, seconds):
+        why = self._group.finish(seconds)
+        return {**self._about, "ok": not why, "why": why, "seconds": round(time.monotonic() - self._begin, 1)}
 
 
 BACKGROUND = ("BatchAttention", "BatchPrefillWithPagedKVCacheWrapper fa3", "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache")
@@ -536,19 +547,23 @@ def measure(args):
     builds = {}
     if peers.flashinfer and not args.cpu:
         for dim in sorted({s.spec.dim for s in wanted}, reverse=True):
-            builds[f"today, dim {dim}"] = start_build("today", dim, args, 8)
+            builds[dim] = Build("today", dim, args, 8)
     device = "cpu" if args.cpu else "cuda"
     clock = timing.CpuClock() if args.cpu else timing.GpuClock()
     data["roofs"] = roofs = {"matrix_tflops": timing.matrix_peak(clock, device, 256 if args.cpu else 8192),
                              "copy_gbs": timing.copy_peak(clock, device, 1 << 20 if args.cpu else 1 << 30)}
     print(f"roofs: {roofs['matrix_tflops']:.1f} TFLOP/s bf16, copy {roofs['copy_gbs']:.0f} GB/s", flush=True)
+    compile_triton(wanted, device, clock)
     concurrent.futures.wait(futures.values())
-    for name, process in builds.items():
-        data["kernels"].append(finish_build(name, process, args.budget * 0.6 - recorder.elapsed()))
+    for dim, build in builds.items():
+        made = build.finish(args.budget * 0.6 - recorder.elapsed())
+        data["kernels"].append(made)
+        if not made["ok"]:
+            peers.no_kernels[dim] = made["why"]
     recorder.save()
     background = {}
     if peers.flashinfer and not args.cpu and not args.only:
-        background = {name: start_build(name, Spec().dim, args, 3) for name in BACKGROUND}
+        background = {name: Build(name, Spec().dim, args, 3) for name in BACKGROUND}
     try:
         keep = run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args)
         if keep is not None:
@@ -556,23 +571,42 @@ def measure(args):
         keep = None
         if not args.only or args.cpu:
             entries = list(flashinfer_entries.ENTRIES)
-            for name, process in background.items():  # the quick ones first; then those whose kernels are ready
-                if process.poll() is None:
-                    stop_build(process)
+            for name, build in background.items():
+                made = build.finish(0)
+                data["kernels"].append(made)
+                if not made["ok"]:
                     entries.remove(name)
-                    data["entries"].append({"entry": name, "dropped": "its kernels were not compiled within the budget"})
+                    data["entries"].append({"entry": name, "refused": made["why"]})
             data["entries"] += run_entries(entries, args.budget - recorder.elapsed(), args)
             data["entries"] += [{"entry": k, "refused": "not tried: " + v} for k, v in flashinfer_entries.NOT_APPLICABLE.items()]
     finally:
-        for process in background.values():
-            if process.poll() is None:
-                stop_build(process)
+        for build in [*builds.values(), *background.values()]:
+            build.stop()
         pool.shutdown(cancel_futures=True)
         recorder.save()
     for entry in data["entries"]:
         print("entry", json.dumps(entry)[:240])
     print(f"{len(data['scenarios'])} scenarios, {len(data['dropped'])} dropped, {recorder.elapsed():.0f} s; {args.out or ''}")
     return verdict(data)
+
+
+def compile_triton(wanted, device, clock):
+    """Runs the Triton kernels once on few rows of each shape, so that their compilation falls into the wait for
+    FlashInfer's. What fails here fails again where it is recorded."""
+    import torch
+
+    from peers import steps, triton_rows
+
+    if device == "cpu":
+        return
+    for spec in {dataclasses.replace(s.spec, rows=64, context=16384, keep=0.95, requests=1) for s in wanted}:
+        try:
+            step = steps.make_step(spec, *make_selections(spec), device)
+            gather_roof(step, clock)
+            triton_rows.row_attention(step, torch.empty_like(step.query))
+            clock.synchronize()
+        except Exception as error:  # noqa: BLE001
+            print(f"compiling for {spec}: {short_reason(error)[:200]}", flush=True)
 
 
 def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):

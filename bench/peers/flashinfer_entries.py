@@ -161,18 +161,19 @@ def _page_table(step, module):
     return table, ((counts - 1) * 8 + last).to(torch.int32).to(pages.device)
 
 
-# In the order of what is worth knowing most; the first three need no kernels beyond those of today's module.
+# In the order of what is worth knowing most; the first three need no kernels beyond those of today's module, and the last
+# two look for their kernels on the network.
 ENTRIES = {
     "BatchPrefillWithPagedKVCacheWrapper fa2, split allowed": paged_prefill_split,
     "BatchDecodeWithPagedKVCacheWrapper, tensor cores": paged_decode_tensor_cores,
     "BlockSparseAttentionWrapper, 1 x 8 blocks": block_sparse,
     "xqa_batch_decode_with_kv_cache": xqa,
-    "trtllm_batch_context_with_kv_cache": trtllm_context,
-    "trtllm_batch_decode_with_kv_cache": trtllm_decode,
-    "cudnn_batch_prefill_with_kv_cache": cudnn_prefill,
     "BatchAttention": batch_attention,
     "BatchPrefillWithPagedKVCacheWrapper fa3": paged_prefill_fa3,
     "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache": paged_prefill_f8,
+    "cudnn_batch_prefill_with_kv_cache": cudnn_prefill,
+    "trtllm_batch_context_with_kv_cache": trtllm_context,
+    "trtllm_batch_decode_with_kv_cache": trtllm_decode,
 }
 
 

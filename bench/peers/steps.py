@@ -39,8 +39,13 @@ class Step:
         return [self.spec.context] * self.spec.requests
 
 
+def bits(cache):
+    """The cache's codes as integers: indexing works on every type and device."""
+    return cache.view(torch.uint8 if cache.element_size() == 1 else torch.int16)
+
+
 def make_cache(spec, blocks, device):
-    """Near-normal values with NaN in nothing: every slot of a live block below the context is written."""
+    """Normal values in every slot."""
     shape = (blocks, spec.groups, spec.block_size, 2 * spec.dim)
     dtype = torch.bfloat16 if spec.cache == "bf16" else torch.float8_e4m3fn
     cache = torch.empty(shape, dtype=dtype, device=device)
@@ -61,10 +66,11 @@ def make_step(spec, rows, work, device):
     table = numpy.full((spec.requests, request_blocks + 1), -1, numpy.int32)
     table[:, :request_blocks] = order[:live].reshape(spec.requests, request_blocks)
     cache = make_cache(spec, blocks, device)
-    cache[torch.from_numpy(order[live:].astype(numpy.int64)).to(device)] = float("nan")
+    codes, nan = bits(cache), 0x7F if spec.cache != "bf16" else 0x7FC0
+    codes[torch.from_numpy(order[live:].astype(numpy.int64)).to(device)] = nan
     tail = spec.context % spec.block_size
     if tail:  # slots behind the context that nobody has written
-        cache[torch.from_numpy(table[:, request_blocks - 1].astype(numpy.int64)).to(device), :, tail:] = float("nan")
+        codes[torch.from_numpy(table[:, request_blocks - 1].astype(numpy.int64)).to(device), :, tail:] = nan
     generator = torch.Generator(device=device).manual_seed(spec.seed + 2)
     query = torch.randn(spec.rows, spec.heads, spec.dim, generator=generator, device=device).to(torch.bfloat16)
     f8 = spec.cache != "bf16"
@@ -95,7 +101,7 @@ def expected_row(step, row):
         tokens = (regions[:, None] * 8 + torch.arange(8)).flatten()
         tokens = tokens[tokens <= int(step.rows.positions[row])].to(step.query.device)
         blocks = step.block_table[int(step.rows.owners[row]), tokens // spec.block_size].long()
-        kv = step.kv_cache[blocks, group, tokens % spec.block_size].to(torch.float64)
+        kv = bits(step.kv_cache)[blocks, group, tokens % spec.block_size].view(step.kv_cache.dtype).to(torch.float64)
         heads = slice(group * spec.heads_per_group, (group + 1) * spec.heads_per_group)
         scores = step.scale * step.k_scale * (step.query[row, heads].double() @ kv[:, :spec.dim].T)
         out.append(step.v_scale * (torch.softmax(scores, -1) @ kv[:, spec.dim:]))

@@ -6,6 +6,8 @@ head that has the gathered tokens, which is how torch shares K and V between the
 
 import torch
 
+from .steps import bits
+
 CHUNK_BYTES = 2 << 30
 
 
@@ -30,7 +32,7 @@ def _attend_rows(step, rows, group, heads, compute):
     tokens = tokens.clamp(min=0)
     blocks = step.block_table[step.owners[rows].long()[:, None], tokens // spec.block_size].long().clamp(min=0)
     flat = (blocks * spec.groups + group) * spec.block_size + tokens % spec.block_size
-    kv = step.kv_cache.view(-1, 2 * spec.dim)[flat]
+    kv = bits(step.kv_cache).view(-1, 2 * spec.dim)[flat].view(step.kv_cache.dtype)
     k, v = kv[..., :spec.dim].to(compute), kv[..., spec.dim:].to(compute)
     if spec.context % 8:  # the last region has slots that nobody wrote: NaN there passes a mask in P V
         k, v = k.masked_fill(~seen[:, :, None], 0.0), v.masked_fill(~seen[:, :, None], 0.0)

@@ -1,11 +1,13 @@
 """The benchmarks' own code: the selections they make, and the GPU harness on tiny shapes without a GPU."""
 
+import argparse
 import dataclasses
 import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy
 import pytest
@@ -13,6 +15,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import gpu_peers  # noqa: E402
 from peers import selections  # noqa: E402
 
 SPEC = selections.Spec(rows=64, context=4096, region_count=64)
@@ -57,6 +60,33 @@ def test_work_counts_valid_tokens_only():
     spec = dataclasses.replace(SPEC, rows=1, context=20, region_count=64)
     work = selections.work(spec, selections.make_rows(spec))
     assert work["useful_flops"] == 4 * 192 * 16 * 20 and work["selected_pages"] == 3
+
+
+def test_processes_are_stopped_with_what_they_started(tmp_path):
+    child = tmp_path / "child"
+    group = gpu_peers.Group(["sh", "-c", f"sleep 60 & echo $! > {child}; wait"])
+    begin = time.monotonic()
+    assert group.finish(1) == "not finished within the budget"
+    assert time.monotonic() - begin < 20
+    state = subprocess.run(["ps", "-o", "stat=", "-p", child.read_text().strip()], capture_output=True, text=True).stdout
+    assert state.strip() == "" or state.startswith("Z")
+    assert gpu_peers.Group(["true"]).finish(10) == ""
+    assert "exit code 3: why" in gpu_peers.Group(["sh", "-c", "echo why >&2; exit 3"]).finish(10)
+
+
+def test_kernels_that_cannot_be_built_are_a_reason():
+    args = argparse.Namespace(python=[str(ROOT / "tests/python/fakes")])  # a FlashInfer without kernels
+    made = gpu_peers.Build("today", 192, args, 1).finish(120)
+    assert not made["ok"] and "Error" in made["why"] and made["dim"] == 192
+
+
+def test_scenarios():
+    found = gpu_peers.scenarios()
+    names = [s.name for s in found]
+    assert len(set(names)) == len(names) and names[0] == "base" and all(s.purpose for s in found)
+    assert {s.spec.keep for s in found} >= {1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0}
+    assert {s.spec.rows for s in found} >= {256, 1024, 4096, 16384}
+    assert {s.spec.context for s in found} >= {16384, 131072, 1 << 20}
 
 
 torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m in ("torch", "triton")),
