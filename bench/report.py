@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/performance.md from the JSON files in measurements/: no figure is typed.
 
-    bench/report.py            rewrite the tables
-    bench/report.py --check    exit 1 if the page does not show what the files say
+    bench/report.py            rewrite the tables, and draw the curves where matplotlib can be imported
+    bench/report.py --check    exit 1 if the page or a drawing does not show what the files say
 """
 
 import argparse
@@ -12,13 +12,10 @@ import re
 import statistics
 import sys
 
+from report_peers import cpu_peers_tables, draw_plots, peers_tables, stale_plots, table
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/performance.md"
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
 def cpu_tables(path):
@@ -105,20 +102,33 @@ def gpu_tables(path):
     return "\n\n".join(parts)
 
 
+TABLES = {"cpu": cpu_tables, "cpu-peers": cpu_peers_tables, "gpu": gpu_tables, "peers": peers_tables}
+
+
+def render_page(page):
+    """The page with every marked part made anew."""
+    def body(match):
+        return f"{match.group(1)}\n{TABLES[match.group(2)](ROOT / 'measurements' / match.group(3))}\n\n<!-- end -->"
+
+    return re.sub(r"(<!-- (cpu|cpu-peers|gpu|peers) (\S+) -->\n).*?<!-- end -->", body, page, flags=re.DOTALL)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     page = PAGE.read_text()
-    fresh = page
-    for kind, render in (("cpu", cpu_tables), ("gpu", gpu_tables)):
-        for name in re.findall(rf"<!-- {kind} (\S+) -->", page):
-            pattern = re.compile(rf"(<!-- {kind} {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-            body = render(ROOT / "measurements" / name)
-            fresh = pattern.sub(lambda m: m.group(1) + "\n" + body + "\n\n" + m.group(2), fresh)
+    fresh = render_page(page)
+    runs = [ROOT / "measurements" / name for name in re.findall(r"<!-- peers (\S+) -->", page)]
     if args.check:
-        sys.exit(0 if fresh == page else "docs/performance.md does not show what measurements/ says: run bench/report.py")
+        if fresh != page:
+            sys.exit("docs/performance.md does not show what measurements/ says: run bench/report.py")
+        for stale in sum(map(stale_plots, runs), []):
+            sys.exit(f"docs/performance/{stale}.svg was not drawn from measurements/: run bench/report.py with matplotlib")
+        return
     PAGE.write_text(fresh)
+    if not all([draw_plots(run) for run in runs]):
+        print("matplotlib is not installed: the curves in docs/performance/ are left as they are")
 
 
 if __name__ == "__main__":

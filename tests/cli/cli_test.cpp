@@ -501,7 +501,8 @@ TEST(Backends, ListsAllWithReasons) {
 }
 
 TEST(Help, EveryVerbHasExamples) {
-  for (const std::string verb : {"attend", "make-step", "info", "backends", "completion"}) {
+  for (const std::string verb :
+       {"attend", "make-step", "info", "bench", "backends", "completion"}) {
     const CommandResult result = testing::octopage({verb, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_EQ(result.err, "");
@@ -520,7 +521,7 @@ TEST(Completion, KnowsEveryFlag) {
   EXPECT_EQ(script.exit_code, 0);
   EXPECT_EQ(json::parse(testing::octopage({"completion", "bash", "--json"}).out).at("script"),
             script.out);
-  for (const std::string verb : {"attend", "make-step", "info", "backends"}) {
+  for (const std::string verb : {"attend", "make-step", "info", "bench", "backends"}) {
     EXPECT_NE(script.out.find(verb), std::string::npos);
     const std::string help = testing::octopage({verb, "--help"}).out;
     for (size_t place = help.find("\n  --"); place != std::string::npos;

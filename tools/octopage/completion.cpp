@@ -17,7 +17,7 @@ _octopage() {
   local words=
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "attend make-step info backends completion --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "attend make-step info bench backends completion --help --version" -- "$current"))
     return
   fi
   case $previous in
@@ -37,12 +37,15 @@ _octopage() {
       --batch-invariant --json --help" ;;
     make-step) words="--rows --requests --context --groups --heads --dim --regions --block-size
       --query-dtype --kv-dtype --keep --sink --local --seed --no-poison --with-expected --json --help" ;;
+    bench) words="compare --scenario --list --backend --path --threads --calls --rows --context --regions
+      -o --output --json --help" ;;
     info|backends) words="--json --help" ;;
     completion) words="bash --json --help" ;;
   esac
   case $current in
     -*) COMPREPLY=($(compgen -W "$words" -- "$current")) ;;
     *) if [ "$verb" = completion ]; then COMPREPLY=($(compgen -W "bash" -- "$current"))
+       elif [ "$verb" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then COMPREPLY=($(compgen -W "compare" -- "$current"))
        else COMPREPLY=($(compgen -f -- "$current")); fi ;;
   esac
 }

@@ -41,6 +41,7 @@ int run(int argc, char** argv) {
   add_attend(app, action);
   add_make_step(app, action);
   add_info(app, action);
+  add_bench(app, action);
   add_backends(app, action);
   add_completion(app, action);
 

@@ -29,33 +29,10 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_;
 };
 
-Scale k_scale_of(const Step& step) {
-  return step.kv_cache.dtype == DType::f8_e4m3fn ? Scale::of(step.k_scale) : Scale{};
-}
-
-Scale v_scale_of(const Step& step) {
-  return step.kv_cache.dtype == DType::f8_e4m3fn ? Scale::of(step.v_scale) : Scale{};
-}
-
 std::vector<int32_t> download_i32(const StepDevice& device, const TensorView& tensor) {
   std::vector<int32_t> values(static_cast<size_t>(tensor.size()));
   device.download(tensor, values.data());
   return values;
-}
-
-FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView& kv_cache,
-                               const PagedPrefillMetadata& metadata) {
-  FillPrefillPagesArgs args;
-  args.regions = regions_of_group(step, group);
-  args.block_table = metadata.block_table;
-  args.owners = metadata.owners;
-  args.indptr = metadata.indptr;
-  args.pages = metadata.pages;
-  args.block_size = metadata.block_size;
-  args.page_stride = metadata.page_stride;
-  args.blocks = kv_cache.shape[0];
-  args.positions = metadata.positions;
-  return args;
 }
 
 /// One plan for the step, then group by group: [stage,] fill, finish. `step` is on `device`, `host`
@@ -142,20 +119,42 @@ void run_planned(const Step& host, const Step& step, bool staged, const TensorVi
                                         download_i32(device, prefill.last_page_len())};
 }
 
-/// The backend of the planned path: it sees one group at a time.
+}  // namespace
+
+Scale k_scale_of(const Step& step) {
+  return step.kv_cache.dtype == DType::f8_e4m3fn ? Scale::of(step.k_scale) : Scale{};
+}
+
+Scale v_scale_of(const Step& step) {
+  return step.kv_cache.dtype == DType::f8_e4m3fn ? Scale::of(step.v_scale) : Scale{};
+}
+
+FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView& kv_cache,
+                               const PagedPrefillMetadata& metadata) {
+  FillPrefillPagesArgs args;
+  args.regions = regions_of_group(step, group);
+  args.block_table = metadata.block_table;
+  args.owners = metadata.owners;
+  args.indptr = metadata.indptr;
+  args.pages = metadata.pages;
+  args.block_size = metadata.block_size;
+  args.page_stride = metadata.page_stride;
+  args.blocks = kv_cache.shape[0];
+  args.positions = metadata.positions;
+  return args;
+}
+
 SparsePrefillArgs first_group(const SparsePrefillArgs& args) {
   SparsePrefillArgs group = args;
   const int64_t groups = args.kv_cache.shape[1];
   const int64_t heads = args.query.shape[1] / groups;
   group.query = args.query.slice(1, 0, heads);
   group.output = args.output.slice(1, 0, heads);
-  group.lse = args.lse.slice(1, 0, heads);
+  if (args.lse.present()) group.lse = args.lse.slice(1, 0, heads);
   group.kv_cache = args.kv_cache.slice(1, 0, 1);
   if (args.regions.rank == 3) group.regions = args.regions.slice(1, 0, 1);
   return group;
 }
-
-}  // namespace
 
 SparsePrefillArgs args_of(const Step& step, const TensorView& output, const TensorView& lse) {
   SparsePrefillArgs args;

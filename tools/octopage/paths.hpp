@@ -46,6 +46,17 @@ SparsePrefillArgs args_of(const Step& step, const TensorView& output, const Tens
 /// Runs a step. `options.status` is set by the call; output_dtype is the query's or f32.
 PathResult run_path(const Step& step, Path path, DType output_dtype, const Options& options);
 
+/// The arguments that fill one group's page list from a plan's record of it.
+FillPrefillPagesArgs fill_args(const Step& step, int64_t group, const TensorView& kv_cache,
+                               const PagedPrefillMetadata& metadata);
+
+/// The first group's part of a call: the planned path sees one group at a time.
+SparsePrefillArgs first_group(const SparsePrefillArgs& args);
+
+/// k_scale and v_scale of an f8 cache, absent for others.
+Scale k_scale_of(const Step& step);
+Scale v_scale_of(const Step& step);
+
 /// Page lists of the planned path on the cache as it lies in the file: [groups][indptr[rows]].
 std::vector<std::vector<int32_t>> fill_page_lists(const Step& step,
                                                   const CompactPageMetadata& metadata);

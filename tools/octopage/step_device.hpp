@@ -1,10 +1,13 @@
 #ifndef OCTOPAGE_TOOLS_STEP_DEVICE_HPP_
 #define OCTOPAGE_TOOLS_STEP_DEVICE_HPP_
 
-// Where `octopage attend` keeps a step's tensors while it runs: in host memory, or copied to a GPU.
+// Where `octopage attend` and `bench` keep a step's tensors while they run: in host memory, or
+// copied to a GPU.
 
+#include <functional>
 #include <initializer_list>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "octopage/tensor.hpp"
@@ -24,6 +27,13 @@ class StepDevice {
   virtual void download(const TensorView& tensor, void* host) const = 0;
   /// Waits for what was started.
   virtual void synchronize() const = 0;
+  /// Seconds that one call takes on the device, on a GPU between events. The call runs once before,
+  /// untimed; `cold`: 256 MiB are overwritten in between, so that nothing of it is left in a cache.
+  virtual double time(const std::function<void()>& call, bool cold) = 0;
+  /// "NVIDIA H200", or "host".
+  virtual std::string name() const = 0;
+  /// Version of the driver, "" on the host.
+  virtual std::string driver() const = 0;
 };
 
 /// The device of the backend that `backend` or OCTOPAGE_BACKEND forces, the CPU if none is forced.

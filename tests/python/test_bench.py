@@ -1,0 +1,127 @@
+"""The benchmarks' own code: the selections they make, and the GPU harness on tiny shapes without a GPU."""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import gpu_peers  # noqa: E402
+from peers import selections  # noqa: E402
+
+SPEC = selections.Spec(rows=64, context=4096, region_count=64)
+
+
+@pytest.mark.parametrize("spec", [SPEC, dataclasses.replace(SPEC, keep=0.0), dataclasses.replace(SPEC, keep=1.0),
+                                  dataclasses.replace(SPEC, context=600, region_count=70), dataclasses.replace(SPEC, requests=3),
+                                  dataclasses.replace(SPEC, region_count=4), dataclasses.replace(SPEC, context=64, groups=2)],
+                         ids=["base", "keep 0", "keep 1", "nearly all", "requests", "few regions", "all regions"])
+def test_selections_are_legal(spec):
+    rows = selections.make_rows(spec)
+    assert (numpy.bincount(rows.owners) == [len(part) for part in numpy.array_split(numpy.arange(spec.rows), spec.requests)]).all()
+    for row in range(spec.rows):
+        own = rows.positions[row] // 8
+        assert rows.counts[row] == min(own + 1, spec.region_count)
+        for group in range(spec.groups):
+            chosen = rows.regions[row, group, :rows.counts[row]]
+            assert (numpy.diff(chosen) > 0).all() and chosen[0] >= 0 and chosen[-1] == own
+            assert (rows.regions[row, group, rows.counts[row]:] == -1).all()
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.95, 0.5, 0.0])
+def test_neighbours_share_what_keep_says(keep):
+    spec = dataclasses.replace(SPEC, rows=256, context=65536, region_count=256, keep=keep)
+    rows = selections.make_rows(spec)
+    shared = []
+    for before, row in zip(rows.regions[:-1, 0], rows.regions[1:, 0]):
+        others = 256 - 1 - spec.sink_regions - spec.local_regions
+        shared.append((len(numpy.intersect1d(before, row)) - (256 - others)) / others)
+    assert abs(numpy.mean(shared) - keep) < 0.02
+
+
+def test_union_factors():
+    rows = selections.make_rows(dataclasses.replace(SPEC, keep=0.95))
+    eight, four = (selections.union_factor(SPEC, rows, height) for height in (8, 4))
+    assert 1 < four < eight < 8
+    alone = dataclasses.replace(SPEC, requests=64)
+    assert selections.union_factor(alone, selections.make_rows(alone), 8) == 8  # tiles never cross requests
+
+
+def test_work_counts_valid_tokens_only():
+    spec = dataclasses.replace(SPEC, rows=1, context=20, region_count=64)
+    work = selections.work(spec, selections.make_rows(spec))
+    assert work["useful_flops"] == 4 * 192 * 16 * 20 and work["selected_pages"] == 3
+
+
+def test_processes_are_stopped_with_what_they_started(tmp_path):
+    child = tmp_path / "child"
+    group = gpu_peers.Group(["sh", "-c", f"sleep 60 & echo $! > {child}; wait"])
+    begin = time.monotonic()
+    assert group.finish(1) == "not finished within the budget"
+    assert time.monotonic() - begin < 20
+    state = subprocess.run(["ps", "-o", "stat=", "-p", child.read_text().strip()], capture_output=True, text=True).stdout
+    assert state.strip() == "" or state.startswith("Z")
+    assert gpu_peers.Group(["true"]).finish(10) == ""
+    assert "exit code 3: why" in gpu_peers.Group(["sh", "-c", "echo why >&2; exit 3"]).finish(10)
+
+
+def test_kernels_that_cannot_be_built_are_a_reason():
+    args = argparse.Namespace(python=[str(ROOT / "tests/python/fakes")])  # a FlashInfer without kernels
+    made = gpu_peers.Build("today", 192, args, 1).finish(120)
+    assert not made["ok"] and "Error" in made["why"] and made["dim"] == 192
+
+
+def test_scenarios():
+    found = gpu_peers.scenarios()
+    names = [s.name for s in found]
+    assert len(set(names)) == len(names) and names[0] == "base" and all(s.purpose for s in found)
+    assert {s.spec.keep for s in found} >= {1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0}
+    assert {s.spec.rows for s in found} >= {256, 1024, 4096, 16384}
+    assert {s.spec.context for s in found} >= {16384, 131072, 1 << 20}
+
+
+torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m in ("torch", "triton")),
+                                      reason="torch and triton are not installed")
+
+
+@torch_and_triton
+def test_harness_without_a_gpu(tmp_path):
+    out = tmp_path / "peers.json"
+    done = subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--cpu", "--python", ROOT / "tests/python/fakes",
+                           "--only", "base", "--only", "f8", "--only", "groups-4", "--out", out, "--budget", "500"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads(out.read_text())
+    assert run["format"] == "octopage-peers-1" and not run["dropped"]
+    for scenario in run["scenarios"]:
+        assert scenario["purpose"] and scenario["roofs"]["gather_gbs"] > 0
+        failed = {r["peer"]: r["failed"] for r in scenario["results"] if "failed" in r}
+        assert set(failed) == ({"today-attention"} if scenario["name"] == "groups-4" else set()), failed
+        for result in scenario["results"]:
+            if "failed" not in result:
+                assert result["verified"]["worst_relative_error"] <= result["verified"]["bound"]
+                assert result["warm"]["p10_ms"] <= result["warm"]["median_ms"] <= result["warm"]["p90_ms"]
+    entries = {e["entry"]: e for e in run["entries"]}
+    assert "warm" in entries["BatchPrefillWithPagedKVCacheWrapper fa2, split allowed"]
+    assert "warm" in entries["BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache"]
+    assert "fa3" in entries["BatchPrefillWithPagedKVCacheWrapper fa3"]["refused"]
+    wrong = entries["BatchDecodeWithPagedKVCacheWrapper, tensor cores"]
+    assert "relative error" in wrong["refused"] and "warm" not in wrong
+
+
+@torch_and_triton
+def test_the_budget_drops_and_says_so(tmp_path):
+    out = tmp_path / "peers.json"
+    subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--cpu", "--budget", "0.1", "--out", out], capture_output=True)
+    run = json.loads(out.read_text())
+    assert run["scenarios"] == [] and len(run["dropped"]) > 20 and "were spent" in run["dropped"][0]["why"]
+    assert all("dropped" in e or "not tried" in e["refused"] for e in run["entries"])
