@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/verbs.hpp"
 
@@ -71,7 +72,7 @@ void add_completion(CLI::App& app, Action& action) {
       if (args->json) {
         print_json({{"shell", args->shell}, {"script", kBash}});
       } else {
-        fmt::print("{}", kBash);
+        print_out("{}", kBash);
       }
       return kOk;
     };

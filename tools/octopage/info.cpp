@@ -10,6 +10,7 @@
 
 #include "plan/row_tiles.hpp"
 #include "step/step_file.hpp"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/progress.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/selections.hpp"
@@ -151,44 +152,44 @@ void print_info_json(const std::string& path, const Step& step, const Info& info
 }
 
 void print_info_text(const std::string& path, const Step& step, const Info& info) {
-  fmt::print("{}\n", path);
-  fmt::print(
+  print_out("{}\n", path);
+  print_out(
       "{} rows, {} heads in {} groups, dim {}, {} regions, scale {}, k_scale {}, v_scale {}\n\n",
       step.rows(), step.heads(), step.groups(), step.dim(), step.region_count(), step.scale,
       step.k_scale, step.v_scale);
-  fmt::print("{:<24} {:<10} {:<24} {:>12}\n", "tensor", "type", "shape", "size");
+  print_out("{:<24} {:<10} {:<24} {:>12}\n", "tensor", "type", "shape", "size");
   for (const auto& [tensor_name, tensor] : tensors_of(step)) {
     if (!tensor->present()) continue;
-    fmt::print("{:<24} {:<10} {:<24} {:>12}\n", tensor_name, name(tensor->dtype),
-               shape_text(*tensor),
-               bytes_text(static_cast<double>(tensor->size() * itemsize(tensor->dtype))));
+    print_out("{:<24} {:<10} {:<24} {:>12}\n", tensor_name, name(tensor->dtype),
+              shape_text(*tensor),
+              bytes_text(static_cast<double>(tensor->size() * itemsize(tensor->dtype))));
   }
-  fmt::print("\nK and V of a token: {} in each group, {} in all\n",
-             bytes_text(static_cast<double>(info.token_bytes)),
-             bytes_text(static_cast<double>(info.token_bytes * step.groups())));
+  print_out("\nK and V of a token: {} in each group, {} in all\n",
+            bytes_text(static_cast<double>(info.token_bytes)),
+            bytes_text(static_cast<double>(info.token_bytes * step.groups())));
 
-  fmt::print("\n{:<10} {:>10} {:>10} {:>10} {:>10}\n", "request", "tokens", "rows", "blocks",
-             "runs");
+  print_out("\n{:<10} {:>10} {:>10} {:>10} {:>10}\n", "request", "tokens", "rows", "blocks",
+            "runs");
   for (size_t i = 0; i < std::min(info.requests.size(), kRequestsShown); ++i) {
     const RequestInfo& request = info.requests[i];
-    fmt::print("{:<10} {:>10} {:>10} {:>10} {:>10}\n", i, request.length, request.rows,
-               request.blocks, request.runs);
+    print_out("{:<10} {:>10} {:>10} {:>10} {:>10}\n", i, request.length, request.rows,
+              request.blocks, request.runs);
   }
   if (info.requests.size() > kRequestsShown) {
-    fmt::print("... and {} more (--json lists all)\n", info.requests.size() - kRequestsShown);
+    print_out("... and {} more (--json lists all)\n", info.requests.size() - kRequestsShown);
   }
-  fmt::print("block table: {:.1f}% of neighbouring blocks are adjacent in the cache, {} runs\n",
-             adjacent_share(info) * 100, info.runs);
+  print_out("block table: {:.1f}% of neighbouring blocks are adjacent in the cache, {} runs\n",
+            adjacent_share(info) * 100, info.runs);
 
-  fmt::print("\nselections: {} entries, {} invalid, {} visible tokens\n", info.selections.entries,
-             info.selections.invalid(), info.selections.visible_tokens);
-  fmt::print("a row shares {:.1f}% of its regions with the row before it\n", info.overlap * 100);
-  fmt::print("union of neighbouring rows, in selections of one row:");
+  print_out("\nselections: {} entries, {} invalid, {} visible tokens\n", info.selections.entries,
+            info.selections.invalid(), info.selections.visible_tokens);
+  print_out("a row shares {:.1f}% of its regions with the row before it\n", info.overlap * 100);
+  print_out("union of neighbouring rows, in selections of one row:");
   for (const UnionFactor& factor : info.unions) {
-    fmt::print(" {} rows {:.2f}{}", factor.height, factor.factor,
-               &factor == &info.unions.back() ? "\n" : ",");
+    print_out(" {} rows {:.2f}{}", factor.height, factor.factor,
+              &factor == &info.unions.back() ? "\n" : ",");
   }
-  for (const std::string& note : step.notes) fmt::print("note: {}\n", note);
+  for (const std::string& note : step.notes) print_out("note: {}\n", note);
 }
 
 int run_info(const std::string& path, bool json) {

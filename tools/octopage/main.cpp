@@ -4,10 +4,12 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include "octopage/error.hpp"
 #include "octopage/version.h"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/verbs.hpp"
 
@@ -21,7 +23,21 @@ bool is_verb(const CLI::App& app, const std::string& name) {
   return false;
 }
 
+/// What --help and --version print.
+int print_help(const CLI::App& app, const CLI::Success& success, bool json) {
+  try {
+    std::ostringstream text;
+    const int code = app.exit(success, text, text);
+    write_out(text.str());
+    flush_out();
+    return code;
+  } catch (const Error& error) {
+    return report_failure(name_of(error.code()), error.what(), json);
+  }
+}
+
 int run(int argc, char** argv) {
+  prepare_streams();
   bool json = false;  // as far as failures go, before the line is parsed
   for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
 
@@ -50,9 +66,11 @@ int run(int argc, char** argv) {
           "usage", std::string(argv[1]) + ": is not a verb; octopage --help lists them", json);
     }
     app.parse(argc, argv);
-    return action();
+    const int code = action();
+    flush_out();
+    return code;
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
+    return print_help(app, success, json);
   } catch (const CLI::ParseError& error) {
     return report_failure("usage", error.what(), json);
   } catch (const Error& error) {
