@@ -449,7 +449,7 @@ TEST(MakeStep, EveryNumberIsChecked) {
   for (const std::string flag : {"--rows", "--regions", "--sink", "--local"}) {
     for (const std::string value :
          {"-1", "2147483648", "99999999999999999999", "010", "0x10", "1.5", "1e3", "", " 1"}) {
-      all.push_back({{flag, value}, flag + ": " + counts + value});
+      all.push_back({{flag, value}, flag + ": " + counts + (value.empty() ? "empty" : value)});
     }
   }
   for (const std::string value : {"-1", "18446744073709551616", "x"}) {
@@ -457,7 +457,7 @@ TEST(MakeStep, EveryNumberIsChecked) {
                    "--seed: must be a whole number 0 .. 18446744073709551615, is " + value});
   }
   for (const std::string value : {"-0.1", "1.0001", "nan", "inf", "1e400", "half", ""}) {
-    all.push_back({{"--keep", value}, "--keep: must be 0 .. 1, is " + value});
+    all.push_back({{"--keep", value}, "--keep: must be 0 .. 1, is " + (value.empty() ? "empty" : value)});
   }
   all.push_back({{"--block-size", "12"}, "block_size: must be a multiple of 8, is 12"});
   all.push_back(

@@ -9,13 +9,13 @@
 
 #include "core/check.hpp"
 #include "core/executor.hpp"
+#include "inspect/selections.hpp"
 #include "octopage/octopage.hpp"
 #include "tools/octopage/compare.hpp"
 #include "tools/octopage/output.hpp"
 #include "tools/octopage/paths.hpp"
 #include "tools/octopage/progress.hpp"
 #include "tools/octopage/report.hpp"
-#include "tools/octopage/selections.hpp"
 #include "tools/octopage/staging_shift.hpp"
 #include "tools/octopage/verbs.hpp"
 

@@ -35,6 +35,11 @@ struct MakeStepArgs {
   bool json = false;
 };
 
+/// What was given, as a message shows it.
+std::string shown(const std::string& text) {
+  return text.empty() ? "empty" : printable(text);
+}
+
 /// Accepts decimal whole numbers of a range. Looks at the text, before it is converted: CLI11 would
 /// take 010 for 8.
 CLI::Validator whole_number(uint64_t least, uint64_t most) {
@@ -45,7 +50,7 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
         const bool whole = result.ec == std::errc() && result.ptr == text.data() + text.size() &&
                            (text == "0" || text[0] != '0');
         if (whole && value >= least && value <= most) return std::string();
-        return fmt::format("must be a whole number {} .. {}, is {}", least, most, printable(text));
+        return fmt::format("must be a whole number {} .. {}, is {}", least, most, shown(text));
       },
       "");
 }
@@ -58,7 +63,7 @@ CLI::Validator fraction() {
         const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
         const bool number = result.ec == std::errc() && result.ptr == text.data() + text.size();
         if (number && value >= 0 && value <= 1) return std::string();
-        return fmt::format("must be 0 .. 1, is {}", printable(text));
+        return fmt::format("must be 0 .. 1, is {}", shown(text));
       },
       "");
 }
