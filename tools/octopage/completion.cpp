@@ -18,16 +18,17 @@ _octopage() {
   local words=
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "attend make-step info backends completion --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "attend make-step info inspect backends completion --help --version" -- "$current"))
     return
   fi
   case $previous in
+    --card) words="nvidia-h200" ;;
     --path) words="direct planned staged" ;;
     --output-type) words="query f32" ;;
     --query-dtype) words="bf16 f16" ;;
     --kv-dtype) words="bf16 f16 f8_e4m3fn" ;;
     --backend) words=$(octopage backends 2>/dev/null | tail -n +2 | cut -d ' ' -f 1) ;;
-    -o|--output) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    -o|--output|--png) COMPREPLY=($(compgen -f -- "$current")); return ;;
   esac
   if [ -n "$words" ]; then
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -38,6 +39,7 @@ _octopage() {
       --batch-invariant --json --help" ;;
     make-step) words="--rows --requests --context --groups --heads --dim --regions --block-size
       --query-dtype --kv-dtype --keep --sink --local --seed --no-poison --with-expected --json --help" ;;
+    inspect) words="-o --output --png --json --group --card --matrix-tflops --gather-tbps --memory-tbps --help" ;;
     info|backends) words="--json --help" ;;
     completion) words="bash --json --help" ;;
   esac

@@ -39,7 +39,8 @@ int print_help(const CLI::App& app, const CLI::Success& success, bool json) {
 int run(int argc, char** argv) {
   prepare_streams();
   bool json = false;  // as far as failures go, before the line is parsed
-  for (int i = 1; i < argc; ++i) json |= std::strcmp(argv[i], "--json") == 0;
+  const bool json_is_file = argc > 1 && std::strcmp(argv[1], "inspect") == 0;
+  for (int i = 1; i < argc; ++i) json |= !json_is_file && std::strcmp(argv[i], "--json") == 0;
 
   CLI::App app("Sparse prefill attention over a paged KV cache, at eight-token granularity.",
                "octopage");
@@ -50,6 +51,7 @@ int run(int argc, char** argv) {
       "  octopage attend examples/step.safetensors --check\n"
       "  octopage make-step step.safetensors --rows 256 --context 32768\n"
       "  octopage info step.safetensors\n"
+      "  octopage inspect step.safetensors -o report.html\n"
       "  octopage attend --help\n\n"
       "Exit codes: 0 ok; 1 over tolerance or not as the file expects; 2 bad file, bad usage or\n"
       "an error.");
@@ -57,6 +59,7 @@ int run(int argc, char** argv) {
   add_attend(app, action);
   add_make_step(app, action);
   add_info(app, action);
+  add_inspect(app, action);
   add_backends(app, action);
   add_completion(app, action);
 
