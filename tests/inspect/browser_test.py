@@ -67,7 +67,7 @@ def test_case(browser, scratch):
     check_clean(browser, page)
     check_drawn(browser, "#map", "#overlap svg", "#unions svg", "#ages svg", "#roofs svg", "#runs svg", "#cache svg")
     text = hover(browser, "#map", 0.001, 0.001)
-    assert text.startswith("rows 0 ") and "\nregions 0 " in text and "selected" in text, text
+    assert text.startswith("row 0 ") and "\nregion 0 " in text and "selected" in text, text
     assert "shared with the row before" in hover(browser, "#overlap svg", 0.5, 0.5)
     factor = numbers["sharing"]["union_factors"][1]["factor"]
     text = hover(browser, "#unions svg", 0.125, 0.8)

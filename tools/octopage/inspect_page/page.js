@@ -5,7 +5,10 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const number = (value) => Number(value).toLocaleString("en-US");
 const percent = (share) => (100 * share).toFixed(1) + " %";
+const many = (count, word) => number(count) + " " + word + (count === 1 ? "" : "s");
 const range = (first, last) => (first === last ? number(first) : number(first) + " – " + number(last));
+
+const named = (word, first, last) => word + (first === last ? " " : "s ") + range(first, last);
 
 function scaled(value, units, step) {
   let unit = 0;
@@ -169,7 +172,7 @@ function drawScale() {
 }
 
 function owners(line) {
-  return (line.first_owner === line.last_owner ? "request " : "requests ") + range(line.first_owner, line.last_owner);
+  return named("request", line.first_owner, line.last_owner);
 }
 
 function mapText(event) {
@@ -180,8 +183,8 @@ function mapText(event) {
   const line = map.lines[row];
   const first = column * map.regions_per_bin, last = first + regionsOf(column) - 1;
   const count = counts[row * map.region_bins + column], cells = rowsOf(row) * regionsOf(column) * groupCount;
-  return `rows ${range(line.begin, line.end - 1)} (${owners(line)}, positions ${range(line.least_position, line.greatest_position)})\n` +
-    `regions ${range(first, last)} (tokens ${range(8 * first, 8 * last + 7)})\n` +
+  return `${named("row", line.begin, line.end - 1)} (${owners(line)}, ${named("position", line.least_position, line.greatest_position)})\n` +
+    `${named("region", first, last)} (tokens ${range(8 * first, 8 * last + 7)})\n` +
     `${number(count)} of ${number(cells)} selected, ${percent(count / cells)}` + (first > ownRegion(row) ? "\npast every row here" : "");
 }
 
@@ -211,7 +214,7 @@ function drawOverlap() {
     dot.setAttribute("cx", x((line.begin + line.end) / 2));
     dot.setAttribute("cy", y(line.overlap.share));
     dot.setAttribute("visibility", "visible");
-    return `rows ${range(line.begin, line.end - 1)} (${owners(line)})\n${percent(line.overlap.share)} shared with the row before`;
+    return `${named("row", line.begin, line.end - 1)} (${owners(line)})\n${percent(line.overlap.share)} shared with the row before`;
   });
   root.addEventListener("pointerleave", () => dot.setAttribute("visibility", "hidden"));
 }
@@ -277,6 +280,7 @@ function drawRoofs() {
       const seconds = way[kind.key], binds = way.binds === kind.name;
       const group = svg("g", { class: "mark" });
       const length = Math.max(space * seconds / most, 1);
+      group.append(svg("rect", { x: 0, y: y + k * line, width, height: line, fill: "transparent" }));
       group.append(svg("rect", { x: from, y: y + k * line, width: length, height: line - 3, rx: 2, fill: kind.colour }));
       const label = duration(seconds) + (binds ? " binds" : "");
       group.append(svg("text", { x: from + length + 6, y: y + k * line + 10, "font-weight": binds ? 700 : 400 }, label));
@@ -314,9 +318,9 @@ function writeAlerts() {
 
 function writeTexts() {
   const roofs = data.roofs, table = data.block_table, union = roofs.ways[roofs.ways.length - 1];
-  const shown = groupCount === data.groups ? `${data.groups} KV heads` : `KV head ${data.groups_shown[0]} of ${data.groups}`;
+  const shown = groupCount === data.groups ? many(data.groups, "KV head") : `KV head ${data.groups_shown[0]} of ${data.groups}`;
   document.title = "octopage inspect: " + data.step;
-  byId("subtitle").textContent = `${data.step} · ${number(data.heads)} heads, ${shown}, dim ${number(data.dim)}, query ${data.query_type}, ` +
+  byId("subtitle").textContent = `${data.step} · ${many(data.heads, "head")}, ${shown}, dim ${number(data.dim)}, query ${data.query_type}, ` +
     `cache ${data.cache_type}, blocks of ${number(data.block_size)}`;
   figure(number(data.rows), "rows");
   figure(number(data.requests), "requests");
@@ -326,7 +330,7 @@ function writeTexts() {
   figure(flops(roofs.useful_flops), "useful work");
   figure(union.seconds > 0 ? union.binds : "–", "binds on " + roofs.card);
   byId("map-what").textContent = `Rows downwards by request and position, regions of eight tokens to the right. ` +
-    `One dot: ${number(map.rows_per_bin)} rows by ${number(map.regions_per_bin)} regions; the colour grows with the square root of the share selected.`;
+    `One dot: ${many(map.rows_per_bin, "row")} by ${many(map.regions_per_bin, "region")}; the colour grows with the square root of the share selected.`;
   byId("map-densest").textContent = percent(map.densest_share / Math.max(groupCount, 1));
   byId("roofs-what").textContent = `Least time on ${roofs.card} if nothing but one part took any: memory ${bytes(roofs.memory_bytes_per_second)}/s, ` +
     `page gathers from L2 ${bytes(roofs.gather_bytes_per_second)}/s, matrix unit ${flops(roofs.matrix_flops_per_second)}/s. The longest binds.`;
