@@ -457,7 +457,8 @@ TEST(MakeStep, EveryNumberIsChecked) {
                    "--seed: must be a whole number 0 .. 18446744073709551615, is " + value});
   }
   for (const std::string value : {"-0.1", "1.0001", "nan", "inf", "1e400", "half", ""}) {
-    all.push_back({{"--keep", value}, "--keep: must be 0 .. 1, is " + (value.empty() ? "empty" : value)});
+    all.push_back(
+        {{"--keep", value}, "--keep: must be 0 .. 1, is " + (value.empty() ? "empty" : value)});
   }
   all.push_back({{"--block-size", "12"}, "block_size: must be a multiple of 8, is 12"});
   all.push_back(
@@ -590,6 +591,53 @@ TEST(Info, CountsRunsOfAdjacentBlocks) {
   EXPECT_EQ(object.at("fragmentation").at("neighbouring_blocks"), 5);
 }
 
+TEST(Inspect, WritesPagePictureAndNumbers) {
+  const TemporaryDirectory directory;
+  const std::string file = kCases + "invalid_ids_skipped.safetensors";
+  const CommandResult result =
+      testing::octopage({"inspect", file, "-o", directory / "page", "--png", directory / "png",
+                         "--json", directory / "json", "--memory-tbps", "3"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("warning: 12 of 81 entries"), std::string::npos) << result.err;
+  EXPECT_EQ(testing::read_file(directory / "page").rfind("<!doctype html>", 0), 0u);
+  EXPECT_EQ(testing::read_file(directory / "png").substr(1, 3), "PNG");
+  const json object = json::parse(testing::read_file(directory / "json"));
+  EXPECT_EQ(object.at("entries").at("invalid_region"), 12);
+  EXPECT_EQ(object.at("roofs").at("memory_bytes_per_second"), 3e12);
+  const json info = json::parse(testing::octopage({"info", file, "--json"}).out);
+  EXPECT_EQ(object.at("sharing").at("neighbour_overlap").at("share"),
+            info.at("selections").at("neighbour_overlap"));
+}
+
+TEST(Inspect, RefusesWhatCannotBe) {
+  const TemporaryDirectory directory;
+  const std::string file = kCases + "four_groups.safetensors";
+  const std::string out = directory / "out";
+  expect_failure(testing::octopage({"inspect", file}), "one of -o, --png and --json is required");
+  expect_failure(testing::octopage({"inspect", file, "-o", ""}), "-o: must be a file name");
+  expect_failure(testing::octopage({"inspect", file, "--png", ""}), "--png: must be a file name");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--png", out}),
+                 "--png: must differ from -o");
+  expect_failure(testing::octopage({"inspect", file, "-o", file}), "must not be the step file");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--group", "4"}),
+                 "--group: must be below the step's 4 groups, is 4");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--group", "-1"}), "--group");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--card", "abacus"}),
+                 "--card: must be nvidia-h200, is abacus");
+  for (const std::string value : {"-1", "nan", "inf"}) {
+    expect_failure(testing::octopage({"inspect", file, "-o", out, "--gather-tbps", value}),
+                   "--gather-tbps: must be a positive number, is " + value);
+  }
+  expect_failure(testing::octopage({"inspect", directory / "none", "-o", out}), "cannot be opened");
+  CommandResult limited;
+  {
+    const testing::FileSizeLimit limit(4096);
+    limited = testing::octopage({"inspect", file, "-o", out});
+  }
+  expect_failure(limited, "cannot be written, File too large");
+  EXPECT_TRUE(directory.names().empty());
+}
+
 TEST(Backends, ListsAllWithReasons) {
   const json object = json::parse(testing::octopage({"backends", "--json"}).out);
   std::vector<std::string> names;
@@ -605,7 +653,8 @@ TEST(Backends, ListsAllWithReasons) {
 }
 
 TEST(Help, EveryVerbHasExamples) {
-  for (const std::string verb : {"attend", "make-step", "info", "backends", "completion"}) {
+  for (const std::string verb :
+       {"attend", "make-step", "info", "inspect", "backends", "completion"}) {
     const CommandResult result = testing::octopage({verb, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_EQ(result.err, "");
@@ -624,7 +673,7 @@ TEST(Completion, KnowsEveryFlag) {
   EXPECT_EQ(script.exit_code, 0);
   EXPECT_EQ(json::parse(testing::octopage({"completion", "bash", "--json"}).out).at("script"),
             script.out);
-  for (const std::string verb : {"attend", "make-step", "info", "backends"}) {
+  for (const std::string verb : {"attend", "make-step", "info", "inspect", "backends"}) {
     EXPECT_NE(script.out.find(verb), std::string::npos);
     const std::string help = testing::octopage({verb, "--help"}).out;
     for (size_t place = help.find("\n  --"); place != std::string::npos;
