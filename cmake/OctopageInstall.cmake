@@ -27,14 +27,15 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/octopage-config-ver
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/octopage-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/octopage-config-version.cmake
   DESTINATION ${octopage_package_dir})
 
-# A static library passes on what it needs; a shared one carries it.
-set(octopage_pc_requires_private "")
-set(octopage_pc_libs_private "")
+# A static library passes on what it needs; a shared one carries it. Only one of the two is installed,
+# so what a static one needs is no private matter: no caller has to know which it is.
+set(octopage_pc_requires "")
+set(octopage_pc_libs "")
 if(octopage_is_static)
-  set(octopage_pc_requires_private "tbb, libhwy, libhwy-contrib")
-  set(octopage_pc_libs_private "-lstdc++ -lm -lpthread")
+  set(octopage_pc_requires "tbb, libhwy, libhwy-contrib")
+  set(octopage_pc_libs " -lstdc++ -lm -lpthread")
   if(OCTOPAGE_HAS_CUDA)
-    string(APPEND octopage_pc_libs_private " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+    string(APPEND octopage_pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
   endif()
 endif()
 # The file says where it lies, so that an installed tree may be moved.

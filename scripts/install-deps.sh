@@ -5,8 +5,9 @@ set -euo pipefail
 
 packages=(
   cmake g++ ninja-build ccache git python3 pkg-config                     # build
-  libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev libtbb-dev        # library and command line
+  libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev libtbb-dev libpng-dev  # library and command line
   libgtest-dev librapidcheck-dev                                          # tests
+  chromium                                                                # the test of the report page
   libbenchmark-dev libopenblas-dev                                        # benchmarks
   python3-venv python3-dev                                                # Python package and its tests
   clang libclang-rt-14-dev                                                # fuzzing

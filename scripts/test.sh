@@ -41,7 +41,7 @@ build() {
 
 build cpu cpu "" -DOCTOPAGE_WERROR=ON -DOCTOPAGE_BENCH=ON && run cpu
 build asan asan "" -DOCTOPAGE_EXAMPLES=OFF && run asan -E '^(install|project)_'
-build tsan tsan "" -DOCTOPAGE_EXAMPLES=OFF && run tsan -E '^(install|project|step|cli)_'
+build tsan tsan "" -DOCTOPAGE_EXAMPLES=OFF && run tsan -E '^(install|project|step|cli|inspect)_'
 CC=clang CXX=clang++ build fuzz cpu "fuzz_step_file fuzz_planner" -DOCTOPAGE_FUZZ=ON -DOCTOPAGE_EXAMPLES=OFF && run fuzz -R '^fuzz_'
 
 echo "== build python"

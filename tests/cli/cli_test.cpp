@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "command.hpp"
@@ -424,13 +425,117 @@ TEST(MakeStep, RefusesWhatCannotBe) {
   const std::string file = directory / "step";
   expect_failure(testing::octopage({"make-step", file, "--heads", "7", "--groups", "2"}),
                  "heads: must be a multiple");
-  expect_failure(testing::octopage({"make-step", file, "--keep", "2"}), "keep: must be 0 .. 1");
+  expect_failure(testing::octopage({"make-step", file, "--keep", "2"}), "--keep: must be 0 .. 1");
   expect_failure(testing::octopage({"make-step", file, "--rows", "many"}), "--rows");
   expect_failure(testing::octopage({"make-step", file, "--kv-dtype", "f32"}), "--kv-dtype");
   expect_failure(testing::octopage(
                      {"make-step", directory / "none" / "step", "--rows", "1", "--context", "8"}),
                  "cannot be written");
   EXPECT_TRUE(directory.names().empty());
+}
+
+TEST(MakeStep, EveryNumberIsChecked) {
+  struct Bad {
+    std::vector<std::string> flags;
+    std::string message;
+  };
+  const std::string sizes = "must be a whole number 1 .. 2147483647, is ";
+  const std::string counts = "must be a whole number 0 .. 2147483647, is ";
+  std::vector<Bad> all;
+  for (const std::string flag :
+       {"--requests", "--context", "--groups", "--heads", "--dim", "--block-size"}) {
+    all.push_back({{flag, "0"}, flag + ": " + sizes + "0"});
+  }
+  for (const std::string flag : {"--rows", "--regions", "--sink", "--local"}) {
+    for (const std::string value :
+         {"-1", "2147483648", "99999999999999999999", "010", "0x10", "1.5", "1e3", "", " 1"}) {
+      all.push_back({{flag, value}, flag + ": " + counts + (value.empty() ? "empty" : value)});
+    }
+  }
+  for (const std::string value : {"-1", "18446744073709551616", "x"}) {
+    all.push_back({{"--seed", value},
+                   "--seed: must be a whole number 0 .. 18446744073709551615, is " + value});
+  }
+  for (const std::string value : {"-0.1", "1.0001", "nan", "inf", "1e400", "half", ""}) {
+    all.push_back(
+        {{"--keep", value}, "--keep: must be 0 .. 1, is " + (value.empty() ? "empty" : value)});
+  }
+  all.push_back({{"--block-size", "12"}, "block_size: must be a multiple of 8, is 12"});
+  all.push_back(
+      {{"--heads", "7", "--groups", "2"}, "heads: must be a multiple of groups = 2, is 7"});
+  all.push_back({{"--rows", "5000"}, "context: must hold the 5000 rows of a request, is 4096"});
+  // Each number may be; together they are more than any machine or than 64 bits hold.
+  all.push_back({{"--rows", "2147483647", "--heads", "2147483647", "--context", "2147483647"},
+                 "--rows, --heads, --dim: the step must fit into this machine's memory"});
+  all.push_back({{"--groups", "2147483647", "--heads", "2147483647", "--dim", "2147483647",
+                  "--requests", "2147483647", "--context", "2147483647"},
+                 "kv_cache alone has"});
+  all.push_back({{"--rows", "2147483647", "--context", "2147483647", "--regions", "2147483647",
+                  "--heads", "1", "--dim", "1"},
+                 "--rows, --groups, --regions: the step must fit"});
+  const TemporaryDirectory directory;
+  for (const Bad& bad : all) {
+    std::vector<std::string> args = {"make-step", directory / "step"};
+    args.insert(args.end(), bad.flags.begin(), bad.flags.end());
+    expect_failure(testing::octopage(args), bad.message);
+    EXPECT_TRUE(directory.names().empty()) << bad.message;
+  }
+  EXPECT_EQ(
+      testing::octopage({"make-step", directory / "step", "--rows", "0", "--regions", "0", "--dim",
+                         "8", "--keep", "0", "--context", "1", "--seed", "18446744073709551615"})
+          .exit_code,
+      0);
+}
+
+TEST(Output, WhatCannotBeWrittenIsAnError) {
+  const std::string file = kCases + "block_of_eight.safetensors";
+  const std::vector<std::vector<std::string>> commands = {
+      {"attend", file}, {"attend", file, "--json"}, {"info", file}, {"info", file, "--json"},
+      {"backends"},     {"completion", "bash"},     {"--help"},     {"info", "--help"},
+      {"--version"},
+  };
+  for (const std::vector<std::string>& command : commands) {
+    for (const auto& [to, reason] : {std::pair{testing::Stdout::full, "No space left on device"},
+                                     std::pair{testing::Stdout::closed, "Bad file descriptor"},
+                                     std::pair{testing::Stdout::broken_pipe, "Broken pipe"}}) {
+      SCOPED_TRACE(command.front() + ", " + reason);
+      expect_failure(testing::octopage(command, to),
+                     std::string("standard output: cannot be written, ") + reason);
+    }
+  }
+  // A failure keeps its own message where its JSON object cannot be written.
+  expect_failure(testing::octopage({"info", kCases + "none", "--json"}, testing::Stdout::full),
+                 "cannot be opened");
+}
+
+TEST(Output, AClosedStdoutIsNotTheFileThatIsWritten) {
+  const TemporaryDirectory directory;
+  const std::string file = kCases + "block_of_eight.safetensors";
+  ASSERT_EQ(testing::octopage({"attend", file, "-o", directory / "kept"}).exit_code, 0);
+  EXPECT_EQ(testing::octopage({"attend", file, "-o", directory / "closed"}, testing::Stdout::closed)
+                .exit_code,
+            2);
+  EXPECT_EQ(testing::read_file(directory / "kept"), testing::read_file(directory / "closed"));
+}
+
+TEST(Output, AFileSizeLimitLeavesNothingBehind) {
+  const TemporaryDirectory directory;
+  CommandResult made, attended;
+  {
+    const testing::FileSizeLimit limit(4096);
+    made = testing::octopage({"make-step", directory / "step", "--rows", "4", "--context", "256"});
+    attended =
+        testing::octopage({"attend", kCases + "four_groups.safetensors", "-o", directory / "out"});
+  }
+  expect_failure(made, "cannot be written, File too large");
+  expect_failure(attended, "cannot be written, File too large");
+  EXPECT_TRUE(directory.names().empty());
+}
+
+TEST(Output, AnEmptyFileNameIsRefused) {
+  expect_failure(testing::octopage({"attend", kCases + "block_of_eight.safetensors", "-o", ""}),
+                 "-o: must be a file name, is empty");
+  expect_failure(testing::octopage({"make-step", ""}), "OUT: must be a file name, is empty");
 }
 
 TEST(Info, TellsShapesSharingAndFragmentation) {
@@ -486,6 +591,53 @@ TEST(Info, CountsRunsOfAdjacentBlocks) {
   EXPECT_EQ(object.at("fragmentation").at("neighbouring_blocks"), 5);
 }
 
+TEST(Inspect, WritesPagePictureAndNumbers) {
+  const TemporaryDirectory directory;
+  const std::string file = kCases + "invalid_ids_skipped.safetensors";
+  const CommandResult result =
+      testing::octopage({"inspect", file, "-o", directory / "page", "--png", directory / "png",
+                         "--json", directory / "json", "--memory-tbps", "3"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("warning: 12 of 81 entries"), std::string::npos) << result.err;
+  EXPECT_EQ(testing::read_file(directory / "page").rfind("<!doctype html>", 0), 0u);
+  EXPECT_EQ(testing::read_file(directory / "png").substr(1, 3), "PNG");
+  const json object = json::parse(testing::read_file(directory / "json"));
+  EXPECT_EQ(object.at("entries").at("invalid_region"), 12);
+  EXPECT_EQ(object.at("roofs").at("memory_bytes_per_second"), 3e12);
+  const json info = json::parse(testing::octopage({"info", file, "--json"}).out);
+  EXPECT_EQ(object.at("sharing").at("neighbour_overlap").at("share"),
+            info.at("selections").at("neighbour_overlap"));
+}
+
+TEST(Inspect, RefusesWhatCannotBe) {
+  const TemporaryDirectory directory;
+  const std::string file = kCases + "four_groups.safetensors";
+  const std::string out = directory / "out";
+  expect_failure(testing::octopage({"inspect", file}), "one of -o, --png and --json is required");
+  expect_failure(testing::octopage({"inspect", file, "-o", ""}), "-o: must be a file name");
+  expect_failure(testing::octopage({"inspect", file, "--png", ""}), "--png: must be a file name");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--png", out}),
+                 "--png: must differ from -o");
+  expect_failure(testing::octopage({"inspect", file, "-o", file}), "must not be the step file");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--group", "4"}),
+                 "--group: must be below the step's 4 groups, is 4");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--group", "-1"}), "--group");
+  expect_failure(testing::octopage({"inspect", file, "-o", out, "--card", "abacus"}),
+                 "--card: must be nvidia-h200, is abacus");
+  for (const std::string value : {"-1", "nan", "inf"}) {
+    expect_failure(testing::octopage({"inspect", file, "-o", out, "--gather-tbps", value}),
+                   "--gather-tbps: must be a positive number, is " + value);
+  }
+  expect_failure(testing::octopage({"inspect", directory / "none", "-o", out}), "cannot be opened");
+  CommandResult limited;
+  {
+    const testing::FileSizeLimit limit(4096);
+    limited = testing::octopage({"inspect", file, "-o", out});
+  }
+  expect_failure(limited, "cannot be written, File too large");
+  EXPECT_TRUE(directory.names().empty());
+}
+
 TEST(Backends, ListsAllWithReasons) {
   const json object = json::parse(testing::octopage({"backends", "--json"}).out);
   std::vector<std::string> names;
@@ -502,7 +654,7 @@ TEST(Backends, ListsAllWithReasons) {
 
 TEST(Help, EveryVerbHasExamples) {
   for (const std::string verb :
-       {"attend", "make-step", "info", "bench", "backends", "completion"}) {
+       {"attend", "make-step", "info", "inspect", "bench", "backends", "completion"}) {
     const CommandResult result = testing::octopage({verb, "--help"});
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_EQ(result.err, "");
@@ -521,7 +673,7 @@ TEST(Completion, KnowsEveryFlag) {
   EXPECT_EQ(script.exit_code, 0);
   EXPECT_EQ(json::parse(testing::octopage({"completion", "bash", "--json"}).out).at("script"),
             script.out);
-  for (const std::string verb : {"attend", "make-step", "info", "bench", "backends"}) {
+  for (const std::string verb : {"attend", "make-step", "info", "inspect", "bench", "backends"}) {
     EXPECT_NE(script.out.find(verb), std::string::npos);
     const std::string help = testing::octopage({verb, "--help"}).out;
     for (size_t place = help.find("\n  --"); place != std::string::npos;

@@ -28,11 +28,12 @@ cmake --build "$scratch/by-package"
 
 echo "-- pkg-config"
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
-static=
-[ "$kind" = static ] && static=--static
-# shellcheck disable=SC2046
-"$cxx" -std=c++20 "$here/consumer/main.cpp" -o "$scratch/by-pkg-config" $(pkg-config --cflags --libs $static octopage)
-LD_LIBRARY_PATH="$libdir" "$scratch/by-pkg-config"
+for flag in "" --static; do # without the flag too: as README says
+  # shellcheck disable=SC2046
+  "$cxx" -std=c++20 "$here/consumer/main.cpp" -o "$scratch/by-pkg-config" $(pkg-config --cflags --libs $flag octopage)
+  LD_LIBRARY_PATH="$libdir" "$scratch/by-pkg-config"
+done
+grep -qF '$(pkg-config --cflags --libs octopage)' "$source/README.md" || { echo "README has no such line"; exit 1; }
 
 if [ "$kind" = shared ]; then
   echo "-- exported symbols"

@@ -3,7 +3,7 @@
 
     core <- kv <- plan <- backends <- api <- tools, python
 
-Steps (src/step) use core, kv and plan. plan includes no backend; no backend includes another; files
+Steps (src/step) use core, kv and plan, and what is read out of them (src/inspect) uses steps. plan includes no backend; no backend includes another; files
 directly in src/backends are shared by all, and only the registry names a backend. device/ptx includes
 nothing of ours. Public headers include only public headers and the standard library.
 
@@ -22,9 +22,10 @@ MAY = {
     "kv": {"core"},
     "plan": {"core", "kv"},
     "step": {"core", "kv", "plan"},
+    "inspect": {"core", "kv", "plan", "step"},
     "backends": {"core", "kv", "plan"},
     "api": {"core", "kv", "plan", "backends"},
-    "tools": {"core", "kv", "plan", "backends", "api", "step"},
+    "tools": {"core", "kv", "plan", "backends", "api", "step", "inspect"},
     "python": {"core", "kv", "plan", "backends", "api", "step"},
 }
 SUFFIXES = {".h", ".hpp", ".cpp", ".cu", ".cuh", ".inc"}
@@ -93,6 +94,7 @@ def self_test():
         "src/backends/cpu/b.cpp": "api/x.hpp", "src/api/a.cpp": "tools/octopage/x.hpp",
         "include/octopage/a.hpp": "fmt/format.h", "include/octopage/b.hpp": "core/x.hpp",
         "src/backends/cuda/device/ptx/b.cuh": "octopage/tensor.hpp", "src/api/b.cpp": "step/x.hpp",
+        "src/inspect/a.cpp": "backends/backend.hpp", "src/step/b.cpp": "inspect/x.hpp",
     }
     good = {
         "src/kv/a.cpp": "core/x.hpp", "src/plan/a.cpp": "kv/x.hpp", "src/api/a.cpp": "backends/backend.hpp",

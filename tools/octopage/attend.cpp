@@ -3,19 +3,19 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/check.hpp"
 #include "core/executor.hpp"
+#include "inspect/selections.hpp"
 #include "octopage/octopage.hpp"
 #include "tools/octopage/compare.hpp"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/paths.hpp"
 #include "tools/octopage/progress.hpp"
 #include "tools/octopage/report.hpp"
-#include "tools/octopage/selections.hpp"
 #include "tools/octopage/staging_shift.hpp"
 #include "tools/octopage/verbs.hpp"
 
@@ -30,6 +30,7 @@ struct AttendArgs {
   std::string output_type = "query";
   int32_t threads = 0;
   double tolerance = 0;
+  bool has_output = false;
   bool has_tolerance = false;
   bool check = false;
   bool strict = false;
@@ -136,8 +137,8 @@ void warn(const SelectionCount& count, int64_t staged_blocks, int32_t status) {
   if (staged_blocks > 0) kinds.push_back(fmt::format("{} blocks staged as zeros", staged_blocks));
   if ((status & status_range_cut) != 0) kinds.push_back("a range longer than planned");
   if (kinds.empty()) return;
-  fmt::print(stderr, "octopage: warning: skipped entries: {} (of {} entries)\n",
-             fmt::join(kinds, ", "), count.entries);
+  print_err("octopage: warning: skipped entries: {} (of {} entries)\n", fmt::join(kinds, ", "),
+            count.entries);
 }
 
 void write_result(const AttendArgs& args, const PathResult& result) {
@@ -151,6 +152,7 @@ int run_attend(const AttendArgs& args) {
   if (args.has_tolerance && !(std::isfinite(args.tolerance) && args.tolerance >= 0)) {
     fail_argument("--tolerance: must be a number from 0, is {}", args.tolerance);
   }
+  if (args.has_output) require_file_name("-o", args.output);
   const Step step = read_step(args.step);
   const DType output_dtype = args.output_type == "f32" ? DType::f32 : step.query.dtype;
   const double tolerance =
@@ -224,29 +226,28 @@ int run_attend(const AttendArgs& args) {
     if (!args.output.empty()) json["output"] = args.output;
     print_json(json);
   } else {
-    fmt::print(
-        "{:<10} {}: {} rows, {} heads in {} groups, dim {}, {} regions, {} query, {} cache\n",
-        "step", args.step, step.rows(), step.heads(), step.groups(), step.dim(),
-        step.region_count(), name(step.query.dtype), name(step.kv_cache.dtype));
-    fmt::print("{:<10} {} path, backend {}, {} threads\n", "run", args.path, result.backend,
-               threads);
-    fmt::print("{:<10} {}, {:.2f} useful GFLOP/s\n", "time", time_text(seconds), gflops);
+    print_out("{:<10} {}: {} rows, {} heads in {} groups, dim {}, {} regions, {} query, {} cache\n",
+              "step", args.step, step.rows(), step.heads(), step.groups(), step.dim(),
+              step.region_count(), name(step.query.dtype), name(step.kv_cache.dtype));
+    print_out("{:<10} {} path, backend {}, {} threads\n", "run", args.path, result.backend,
+              threads);
+    print_out("{:<10} {}, {:.2f} useful GFLOP/s\n", "time", time_text(seconds), gflops);
     if (path != Path::direct) {
-      fmt::print("{:<10} plan {}, stage {}, fill {}, attention {}\n", "",
-                 time_text(result.timing.plan), time_text(result.timing.stage),
-                 time_text(result.timing.fill), time_text(result.timing.attention));
+      print_out("{:<10} plan {}, stage {}, fill {}, attention {}\n", "",
+                time_text(result.timing.plan), time_text(result.timing.stage),
+                time_text(result.timing.fill), time_text(result.timing.attention));
     }
     for (const Comparison& comparison : comparisons) print_text(comparison);
     for (const ListComparison& list : lists) {
-      fmt::print("{:<10} {} {}\n", "list", list.ok ? "ok:" : "DIFFERS:", list.text());
+      print_out("{:<10} {} {}\n", "list", list.ok ? "ok:" : "DIFFERS:", list.text());
     }
-    if (!args.output.empty()) fmt::print("{:<10} {}\n", "written", args.output);
-    fmt::print("{:<10} {}\n", "result", !ok ? "FAILED" : checked ? "ok" : "not checked");
+    if (!args.output.empty()) print_out("{:<10} {}\n", "written", args.output);
+    print_out("{:<10} {}\n", "result", !ok ? "FAILED" : checked ? "ok" : "not checked");
   }
-  std::fflush(stdout);
+  flush_out();
 
   if (!args.json) {
-    for (const std::string& note : step.notes) fmt::print(stderr, "octopage: note: {}\n", note);
+    for (const std::string& note : step.notes) print_err("octopage: note: {}\n", note);
   }
   warn(count, staged_blocks, result.status);
   return ok ? kOk : kMismatch;
@@ -259,8 +260,9 @@ void add_attend(CLI::App& app, Action& action) {
   CLI::App* verb = app.add_subcommand(
       "attend", "Run a step file and check the result against what the file expects");
   verb->add_option("STEP", args->step, "Step file (.safetensors)")->required();
-  verb->add_option("-o,--output", args->output,
-                   "Write `output` and `lse` to this .safetensors file, also where a check fails");
+  CLI::Option* output = verb->add_option(
+      "-o,--output", args->output,
+      "Write `output` and `lse` to this .safetensors file, also where a check fails");
   verb->add_option("--backend", args->backend,
                    "Backend by name (see `octopage backends`); default: the best that can");
   verb->add_option(
@@ -293,7 +295,8 @@ void add_attend(CLI::App& app, Action& action) {
       "  octopage attend step.safetensors --strict --json\n\n"
       "lse is held to 2e-3 or 1e-5 relative, whichever is larger. Exit codes: 0 ok; 1 over\n"
       "tolerance or not as the file expects; 2 bad file, bad usage or an error.");
-  verb->callback([args, tolerance, &action] {
+  verb->callback([args, output, tolerance, &action] {
+    args->has_output = output->count() > 0;
     args->has_tolerance = tolerance->count() > 0;
     action = [args] { return run_attend(*args); };
   });

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "octopage/version.h"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/verbs.hpp"
 
@@ -28,12 +29,12 @@ int run_backends(bool json) {
     print_json(object);
     return kOk;
   }
-  fmt::print("{:<12} {:<6} {:>8}  {:<9} {}\n", "backend", "device", "priority", "available", "");
+  print_out("{:<12} {:<6} {:>8}  {:<9} {}\n", "backend", "device", "priority", "available", "");
   for (const BackendInfo& backend : all) {
-    fmt::print("{:<12} {:<6} {:>8}  {:<9} {}\n", backend.name,
-               backend.device == DeviceType::cpu ? "cpu" : "cuda", backend.priority,
-               backend.available ? "yes" : "no",
-               backend.available ? backend.description : backend.reason);
+    print_out("{:<12} {:<6} {:>8}  {:<9} {}\n", backend.name,
+              backend.device == DeviceType::cpu ? "cpu" : "cuda", backend.priority,
+              backend.available ? "yes" : "no",
+              backend.available ? backend.description : backend.reason);
   }
   return kOk;
 }

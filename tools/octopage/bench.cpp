@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <optional>
 
@@ -13,8 +12,10 @@
 #include "octopage/backends.hpp"
 #include "octopage/version.h"
 #include "octopage_revision.h"
+#include "step/output_file.hpp"
 #include "tools/octopage/bench_compare.hpp"
 #include "tools/octopage/bench_run.hpp"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/progress.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/verbs.hpp"
@@ -112,9 +113,9 @@ Json json_of(const BenchScenario& scenario, const BenchResult& result) {
 
 void print_text(const BenchScenario& scenario, const BenchResult& result) {
   if (result.verified.over > 0) {
-    fmt::print("{:<16} WRONG: relative error {:.2e} at row {}, bound {:.2e}; not timed\n",
-               scenario.name, result.verified.largest, result.verified.worst[0],
-               result.verified.bound);
+    print_out("{:<16} WRONG: relative error {:.2e} at row {}, bound {:.2e}; not timed\n",
+              scenario.name, result.verified.largest, result.verified.worst[0],
+              result.verified.bound);
     return;
   }
   const auto rate = [](double amount, double seconds, const char* unit) {
@@ -122,7 +123,7 @@ void print_text(const BenchScenario& scenario, const BenchResult& result) {
     return giga >= 1000 ? fmt::format("{:.2f} T{}", giga / 1e3, unit)
                         : fmt::format("{:.2f} G{}", giga, unit);
   };
-  fmt::print(
+  print_out(
       "{:<16} {:<10} warm {:>10} ({} .. {})  cold {:>10} ({} .. {})  {} useful, {} gathered\n",
       scenario.name, result.backend, time_text(result.warm.median), time_text(result.warm.p10),
       time_text(result.warm.p90), time_text(result.cold.median), time_text(result.cold.p10),
@@ -131,10 +132,10 @@ void print_text(const BenchScenario& scenario, const BenchResult& result) {
 }
 
 void write_json(const std::string& path, const Json& json) {
-  std::ofstream file(path);
-  file << json.dump(1) << '\n';
-  file.close();
-  if (!file) fail(ErrorCode::bad_file, "{}: cannot be written", path);
+  const std::string text = json.dump(1) + '\n';
+  OutputFile file(path);
+  file.write(text.data(), text.size());
+  file.commit();
 }
 
 int list_scenarios(bool large, bool json) {
@@ -145,13 +146,13 @@ int list_scenarios(bool large, bool json) {
                      {"purpose", scenario.purpose},
                      {"shape", shape_json(scenario.spec)}});
     } else {
-      fmt::print("{:<16} {}\n", scenario.name, scenario.purpose);
+      print_out("{:<16} {}\n", scenario.name, scenario.purpose);
     }
   }
   if (json) {
     print_json({{"rules", bench_rules()}, {"scenarios", all}});
   } else {
-    for (const std::string& rule : bench_rules()) fmt::print("rule: {}\n", rule);
+    for (const std::string& rule : bench_rules()) print_out("rule: {}\n", rule);
   }
   return kOk;
 }
@@ -201,7 +202,7 @@ int run_bench(const BenchArgs& args) {
     ok &= result.verified.over == 0;
     json["scenarios"].push_back(json_of(scenario, result));
     if (!args.json) print_text(scenario, result);
-    std::fflush(stdout);
+    flush_out();
     if (!args.output.empty()) write_json(args.output, json);
   }
   if (args.json) print_json(json);
@@ -270,6 +271,7 @@ void add_bench(CLI::App& app, Action& action) {
       "Exit codes: 0 ok; 1 a result was wrong and was not timed; 2 bad usage or an error.");
   verb->callback([args, verb, &action] {
     if (verb->get_subcommand_ptr("compare")->parsed()) return;  // it has left what to do
+    if (verb->count("--output") > 0) require_file_name("-o", args->output);
     action = [args] { return run_bench(*args); };
   });
   add_compare(*verb, action);

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "core/check.hpp"
+#include "tools/octopage/output.hpp"
 
 namespace octopage::cli {
 namespace {
@@ -124,18 +125,18 @@ Json json_of(const BenchComparison& comparison) {
 }
 
 void print_text(const BenchComparison& comparison) {
-  fmt::print("A: {}\nB: {}\n\n", comparison.headers[0], comparison.headers[1]);
+  print_out("A: {}\nB: {}\n\n", comparison.headers[0], comparison.headers[1]);
   size_t width = 8;
   for (const ComparedScenario& row : comparison.rows) width = std::max(width, row.name.size());
-  fmt::print("{:<{}} {:>12} {:>12} {:>9} {:>12} {:>12} {:>9}\n", "scenario", width, "A warm",
-             "B warm", "speed B/A", "A cold", "B cold", "speed B/A");
+  print_out("{:<{}} {:>12} {:>12} {:>9} {:>12} {:>12} {:>9}\n", "scenario", width, "A warm",
+            "B warm", "speed B/A", "A cold", "B cold", "speed B/A");
   for (const ComparedScenario& row : comparison.rows) {
-    fmt::print("{:<{}} {:>12} {:>12} {:>9.2f} {:>12} {:>12} {:>9.2f}\n", row.name, width,
-               time_text(row.first_ms / 1e3), time_text(row.second_ms / 1e3),
-               row.first_ms / row.second_ms, time_text(row.first_cold_ms / 1e3),
-               time_text(row.second_cold_ms / 1e3), row.first_cold_ms / row.second_cold_ms);
+    print_out("{:<{}} {:>12} {:>12} {:>9.2f} {:>12} {:>12} {:>9.2f}\n", row.name, width,
+              time_text(row.first_ms / 1e3), time_text(row.second_ms / 1e3),
+              row.first_ms / row.second_ms, time_text(row.first_cold_ms / 1e3),
+              time_text(row.second_cold_ms / 1e3), row.first_cold_ms / row.second_cold_ms);
   }
-  for (const std::string& left_out : comparison.left_out) fmt::print("left out: {}\n", left_out);
+  for (const std::string& left_out : comparison.left_out) print_out("left out: {}\n", left_out);
 }
 
 }  // namespace octopage::cli

@@ -5,10 +5,10 @@
 #include <functional>
 #include <set>
 
+#include "inspect/selections.hpp"
 #include "octopage/backends.hpp"
 #include "octopage/kv_cache.hpp"
 #include "step/synthetic.hpp"
-#include "tools/octopage/selections.hpp"
 
 namespace octopage::cli {
 namespace {

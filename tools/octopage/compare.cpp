@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/dtype.hpp"
+#include "tools/octopage/output.hpp"
 
 namespace octopage::cli {
 namespace {
@@ -172,19 +173,19 @@ void print_text(const Comparison& comparison) {
   const char* label = comparison.against.c_str();
   if (comparison.output) {
     const OutputError& e = *comparison.output;
-    fmt::print("{:<10} output {}: largest relative error {:.2e} at row {} head {}, bound {:.2e}",
-               label, e.over == 0 ? "ok" : "OVER", e.largest, e.worst[0], e.worst[1], e.bound);
-    if (e.over > 0) fmt::print(", over at {} rows and heads", e.over);
-    fmt::print("\n{:<10} worst element [{}] = {:.6g}, expected {:.6g}\n", "",
-               fmt::join(e.worst, ", "), e.value, e.expected);
+    print_out("{:<10} output {}: largest relative error {:.2e} at row {} head {}, bound {:.2e}",
+              label, e.over == 0 ? "ok" : "OVER", e.largest, e.worst[0], e.worst[1], e.bound);
+    if (e.over > 0) print_out(", over at {} rows and heads", e.over);
+    print_out("\n{:<10} worst element [{}] = {:.6g}, expected {:.6g}\n", "",
+              fmt::join(e.worst, ", "), e.value, e.expected);
   }
   if (comparison.lse) {
     const LseError& e = *comparison.lse;
-    fmt::print("{:<10} lse {}: largest error {:.2e} at row {} head {}, bound {:.2e}", label,
-               e.over == 0 ? "ok" : "OVER", e.largest, e.worst[0], e.worst[1], e.bound);
-    if (e.over > 0) fmt::print(", over at {} rows and heads", e.over);
-    fmt::print("\n{:<10} worst lse [{}] = {:.6g}, expected {:.6g}\n", "", fmt::join(e.worst, ", "),
-               e.value, e.expected);
+    print_out("{:<10} lse {}: largest error {:.2e} at row {} head {}, bound {:.2e}", label,
+              e.over == 0 ? "ok" : "OVER", e.largest, e.worst[0], e.worst[1], e.bound);
+    if (e.over > 0) print_out(", over at {} rows and heads", e.over);
+    print_out("\n{:<10} worst lse [{}] = {:.6g}, expected {:.6g}\n", "", fmt::join(e.worst, ", "),
+              e.value, e.expected);
   }
 }
 

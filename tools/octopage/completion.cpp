@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/report.hpp"
 #include "tools/octopage/verbs.hpp"
 
@@ -17,16 +18,17 @@ _octopage() {
   local words=
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "attend make-step info bench backends completion --help --version" -- "$current"))
+    COMPREPLY=($(compgen -W "attend make-step info inspect bench backends completion --help --version" -- "$current"))
     return
   fi
   case $previous in
+    --card) words="nvidia-h200" ;;
     --path) words="direct planned staged" ;;
     --output-type) words="query f32" ;;
     --query-dtype) words="bf16 f16" ;;
     --kv-dtype) words="bf16 f16 f8_e4m3fn" ;;
     --backend) words=$(octopage backends 2>/dev/null | tail -n +2 | cut -d ' ' -f 1) ;;
-    -o|--output) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    -o|--output|--png) COMPREPLY=($(compgen -f -- "$current")); return ;;
   esac
   if [ -n "$words" ]; then
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -37,6 +39,7 @@ _octopage() {
       --batch-invariant --json --help" ;;
     make-step) words="--rows --requests --context --groups --heads --dim --regions --block-size
       --query-dtype --kv-dtype --keep --sink --local --seed --no-poison --with-expected --json --help" ;;
+    inspect) words="-o --output --png --json --group --card --matrix-tflops --gather-tbps --memory-tbps --help" ;;
     bench) words="compare --scenario --list --backend --path --threads --calls --rows --context --regions
       -o --output --json --help" ;;
     info|backends) words="--json --help" ;;
@@ -74,7 +77,7 @@ void add_completion(CLI::App& app, Action& action) {
       if (args->json) {
         print_json({{"shell", args->shell}, {"script", kBash}});
       } else {
-        fmt::print("{}", kBash);
+        print_out("{}", kBash);
       }
       return kOk;
     };

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "inspect/selections.hpp"
 #include "octopage/kv_cache.hpp"
 #include "octopage/page_arithmetic.hpp"
 #include "tools/octopage/paths.hpp"
-#include "tools/octopage/selections.hpp"
 
 namespace octopage::cli {
 namespace {

@@ -4,53 +4,23 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plan/row_tiles.hpp"
+#include "inspect/block_use.hpp"
+#include "inspect/sharing.hpp"
 #include "step/step_file.hpp"
+#include "tools/octopage/output.hpp"
 #include "tools/octopage/progress.hpp"
 #include "tools/octopage/report.hpp"
-#include "tools/octopage/selections.hpp"
 #include "tools/octopage/verbs.hpp"
 
 namespace octopage::cli {
 namespace {
 
-constexpr int64_t kTileHeights[] = {2, 4, 8, 16};
 constexpr size_t kRequestsShown = 16;
-
-struct RequestInfo {
-  int64_t length = 0;  ///< tokens
-  int64_t blocks = 0;  ///< that hold them
-  int64_t rows = 0;
-  int64_t runs = 0;  ///< of physically adjacent blocks
-};
-
-std::vector<RequestInfo> describe_requests(const Step& step) {
-  const BlockTableView table = table_of(step);
-  const std::vector<int64_t> lengths = lengths_of(step);
-  std::vector<RequestInfo> requests(lengths.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    RequestInfo& request = requests[i];
-    request.length = lengths[i];
-    request.blocks = (lengths[i] + step.block_size() - 1) / step.block_size();
-    const int32_t* blocks = table.data + static_cast<int64_t>(i) * table.stride_request;
-    for (int64_t column = 0; column < request.blocks; ++column) {
-      const bool adjacent =
-          column > 0 && int64_t{blocks[column]} == int64_t{blocks[column - 1]} + 1;
-      request.runs += adjacent ? 0 : 1;
-    }
-  }
-  const auto* owners = static_cast<const int32_t*>(step.owners.data);
-  for (int64_t row = 0; row < step.rows(); ++row) {
-    if (owners[row] >= 0 && owners[row] < step.requests()) {
-      ++requests[static_cast<size_t>(owners[row])].rows;
-    }
-  }
-  return requests;
-}
 
 std::vector<std::pair<const char*, const TensorView*>> tensors_of(const Step& step) {
   return {{"query", &step.query},
@@ -71,37 +41,24 @@ std::vector<std::pair<const char*, const TensorView*>> tensors_of(const Step& st
 
 /// All that info tells, for both ways of printing it.
 struct Info {
-  std::vector<RequestInfo> requests;
-  SelectionCount selections;
   int64_t token_bytes = 0;  ///< K and V of one token in one group
-  int64_t pairs = 0;        ///< neighbouring logical blocks
-  int64_t adjacent = 0;     ///< of them, those that are neighbours in the cache too
-  int64_t runs = 0;
-  double overlap = 0;
-  std::vector<UnionFactor> unions;
+  Sharing sharing;
+  BlockUse blocks;
 };
 
 Info measure(const Step& step) {
-  Info info;
   const Progress progress("info");
-  info.requests = describe_requests(step);
-  info.selections = count_selections(step, false);
-  info.token_bytes = 2 * step.dim() * itemsize(step.kv_cache.dtype);
-  for (const RequestInfo& request : info.requests) {
-    info.runs += request.runs;
-    info.pairs += std::max<int64_t>(request.blocks - 1, 0);
-    info.adjacent += request.blocks - request.runs;
-  }
-  info.overlap = measure_neighbour_overlap(step.owners, step.positions, step.regions);
-  for (const int64_t height : kTileHeights) {
-    info.unions.push_back(measure_union_factor(step.owners, step.positions, step.regions, height));
-  }
-  return info;
+  return {2 * step.dim() * itemsize(step.kv_cache.dtype), measure_sharing(step, {0, step.groups()}),
+          measure_block_use(step, 1)};
 }
 
-double adjacent_share(const Info& info) {
-  return info.pairs > 0 ? static_cast<double>(info.adjacent) / static_cast<double>(info.pairs)
-                        : 1.0;
+int64_t invalid_entries(const EntryCount& entries) {
+  return entries.invalid_region + entries.invalid_owner + entries.invalid_table;
+}
+
+/// Tiles of more than one row.
+std::span<const TileSharing> tiles_of(const Info& info) {
+  return std::span(info.sharing.tiles).subspan(1);
 }
 
 void print_info_json(const std::string& path, const Step& step, const Info& info) {
@@ -127,22 +84,22 @@ void print_info_json(const std::string& path, const Step& step, const Info& info
                                     {"shape", shape},
                                     {"bytes", tensor->size() * itemsize(tensor->dtype)}};
   }
-  for (const RequestInfo& request : info.requests) {
+  for (const RequestUse& request : info.blocks.requests) {
     json["requests"].push_back({{"length", request.length},
                                 {"blocks", request.blocks},
                                 {"rows", request.rows},
                                 {"runs", request.runs}});
   }
-  json["fragmentation"] = {{"neighbouring_blocks", info.pairs},
-                           {"adjacent", info.adjacent},
-                           {"adjacent_share", adjacent_share(info)},
-                           {"runs", info.runs}};
-  json["selections"] = {{"entries", info.selections.entries},
-                        {"invalid", info.selections.invalid()},
-                        {"visible_tokens", info.selections.visible_tokens},
-                        {"neighbour_overlap", info.overlap},
+  json["fragmentation"] = {{"neighbouring_blocks", info.blocks.pairs},
+                           {"adjacent", info.blocks.adjacent},
+                           {"adjacent_share", info.blocks.adjacent_share()},
+                           {"runs", info.blocks.runs}};
+  json["selections"] = {{"entries", info.sharing.entries.counted},
+                        {"invalid", invalid_entries(info.sharing.entries)},
+                        {"visible_tokens", info.sharing.entries.visible_tokens},
+                        {"neighbour_overlap", info.sharing.overlap.share()},
                         {"union_factors", Json::array()}};
-  for (const UnionFactor& factor : info.unions) {
+  for (const TileSharing& factor : tiles_of(info)) {
     json["selections"]["union_factors"].push_back(
         {{"rows", factor.height}, {"factor", factor.factor}, {"tiles", factor.tiles}});
   }
@@ -151,44 +108,46 @@ void print_info_json(const std::string& path, const Step& step, const Info& info
 }
 
 void print_info_text(const std::string& path, const Step& step, const Info& info) {
-  fmt::print("{}\n", path);
-  fmt::print(
+  print_out("{}\n", path);
+  print_out(
       "{} rows, {} heads in {} groups, dim {}, {} regions, scale {}, k_scale {}, v_scale {}\n\n",
       step.rows(), step.heads(), step.groups(), step.dim(), step.region_count(), step.scale,
       step.k_scale, step.v_scale);
-  fmt::print("{:<24} {:<10} {:<24} {:>12}\n", "tensor", "type", "shape", "size");
+  print_out("{:<24} {:<10} {:<24} {:>12}\n", "tensor", "type", "shape", "size");
   for (const auto& [tensor_name, tensor] : tensors_of(step)) {
     if (!tensor->present()) continue;
-    fmt::print("{:<24} {:<10} {:<24} {:>12}\n", tensor_name, name(tensor->dtype),
-               shape_text(*tensor),
-               bytes_text(static_cast<double>(tensor->size() * itemsize(tensor->dtype))));
+    print_out("{:<24} {:<10} {:<24} {:>12}\n", tensor_name, name(tensor->dtype),
+              shape_text(*tensor),
+              bytes_text(static_cast<double>(tensor->size() * itemsize(tensor->dtype))));
   }
-  fmt::print("\nK and V of a token: {} in each group, {} in all\n",
-             bytes_text(static_cast<double>(info.token_bytes)),
-             bytes_text(static_cast<double>(info.token_bytes * step.groups())));
+  print_out("\nK and V of a token: {} in each group, {} in all\n",
+            bytes_text(static_cast<double>(info.token_bytes)),
+            bytes_text(static_cast<double>(info.token_bytes * step.groups())));
 
-  fmt::print("\n{:<10} {:>10} {:>10} {:>10} {:>10}\n", "request", "tokens", "rows", "blocks",
-             "runs");
-  for (size_t i = 0; i < std::min(info.requests.size(), kRequestsShown); ++i) {
-    const RequestInfo& request = info.requests[i];
-    fmt::print("{:<10} {:>10} {:>10} {:>10} {:>10}\n", i, request.length, request.rows,
-               request.blocks, request.runs);
+  print_out("\n{:<10} {:>10} {:>10} {:>10} {:>10}\n", "request", "tokens", "rows", "blocks",
+            "runs");
+  for (size_t i = 0; i < std::min(info.blocks.requests.size(), kRequestsShown); ++i) {
+    const RequestUse& request = info.blocks.requests[i];
+    print_out("{:<10} {:>10} {:>10} {:>10} {:>10}\n", i, request.length, request.rows,
+              request.blocks, request.runs);
   }
-  if (info.requests.size() > kRequestsShown) {
-    fmt::print("... and {} more (--json lists all)\n", info.requests.size() - kRequestsShown);
+  if (info.blocks.requests.size() > kRequestsShown) {
+    print_out("... and {} more (--json lists all)\n", info.blocks.requests.size() - kRequestsShown);
   }
-  fmt::print("block table: {:.1f}% of neighbouring blocks are adjacent in the cache, {} runs\n",
-             adjacent_share(info) * 100, info.runs);
+  print_out("block table: {:.1f}% of neighbouring blocks are adjacent in the cache, {} runs\n",
+            info.blocks.adjacent_share() * 100, info.blocks.runs);
 
-  fmt::print("\nselections: {} entries, {} invalid, {} visible tokens\n", info.selections.entries,
-             info.selections.invalid(), info.selections.visible_tokens);
-  fmt::print("a row shares {:.1f}% of its regions with the row before it\n", info.overlap * 100);
-  fmt::print("union of neighbouring rows, in selections of one row:");
-  for (const UnionFactor& factor : info.unions) {
-    fmt::print(" {} rows {:.2f}{}", factor.height, factor.factor,
-               &factor == &info.unions.back() ? "\n" : ",");
+  print_out("\nselections: {} entries, {} invalid, {} visible tokens\n",
+            info.sharing.entries.counted, invalid_entries(info.sharing.entries),
+            info.sharing.entries.visible_tokens);
+  print_out("a row shares {:.1f}% of its regions with the row before it\n",
+            info.sharing.overlap.share() * 100);
+  print_out("union of neighbouring rows, in selections of one row:");
+  for (const TileSharing& factor : tiles_of(info)) {
+    print_out(" {} rows {:.2f}{}", factor.height, factor.factor,
+              &factor == &tiles_of(info).back() ? "\n" : ",");
   }
-  for (const std::string& note : step.notes) fmt::print("note: {}\n", note);
+  for (const std::string& note : step.notes) print_out("note: {}\n", note);
 }
 
 int run_info(const std::string& path, bool json) {

@@ -2,9 +2,9 @@
 
 #include <chrono>
 
+#include "inspect/selections.hpp"
 #include "octopage/backends.hpp"
 #include "octopage/kv_cache.hpp"
-#include "tools/octopage/selections.hpp"
 #include "tools/octopage/step_device.hpp"
 
 namespace octopage::cli {

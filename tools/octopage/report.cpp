@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 
 #include "core/check.hpp"
+#include "tools/octopage/output.hpp"
 
 namespace octopage::cli {
 
 void print_json(const Json& object) {
-  fmt::print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace));
+  print_out("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
 Json json_number(double value) {
@@ -25,11 +25,13 @@ int report_failure(std::string_view code, std::string_view message, bool json) {
   std::string line(message);
   std::replace(line.begin(), line.end(), '\n', ' ');
   while (!line.empty() && line.back() == ' ') line.pop_back();
-  if (json) {
-    print_json({{"error", {{"code", std::string(code)}, {"message", line}}}});
+  try {
+    if (json) print_json({{"error", {{"code", std::string(code)}, {"message", line}}}});
+    flush_out();
+  } catch (const Error&) {
+    // stdout takes nothing: the message below and the exit code are what is left.
   }
-  std::fflush(stdout);
-  fmt::print(stderr, "octopage: {}\n", line);
+  print_err("octopage: {}\n", line);
   return kFailure;
 }
 

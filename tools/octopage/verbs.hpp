@@ -14,6 +14,7 @@ using Action = std::function<int()>;
 void add_attend(CLI::App& app, Action& action);
 void add_make_step(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_backends(CLI::App& app, Action& action);
 void add_completion(CLI::App& app, Action& action);

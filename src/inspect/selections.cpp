@@ -1,8 +1,8 @@
-#include "tools/octopage/selections.hpp"
+#include "inspect/selections.hpp"
 
 #include <algorithm>
 
-namespace octopage::cli {
+namespace octopage {
 
 bool Selection::has_own() const {
   for (int64_t entry = 0; entry < count; ++entry) {
@@ -95,4 +95,4 @@ SelectionCount count_selections(const Step& step, bool own_required) {
   return result;
 }
 
-}  // namespace octopage::cli
+}  // namespace octopage

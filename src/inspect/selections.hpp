@@ -1,7 +1,7 @@
-#ifndef OCTOPAGE_TOOLS_SELECTIONS_HPP_
-#define OCTOPAGE_TOOLS_SELECTIONS_HPP_
+#ifndef OCTOPAGE_INSPECT_SELECTIONS_HPP_
+#define OCTOPAGE_INSPECT_SELECTIONS_HPP_
 
-// What the command line reads out of a step's selections itself, entry by entry.
+// What is read out of a step's selections, entry by entry.
 
 #include <cstdint>
 #include <vector>
@@ -10,7 +10,7 @@
 #include "octopage/page_arithmetic.hpp"
 #include "step/step_file.hpp"
 
-namespace octopage::cli {
+namespace octopage {
 
 /// Entries that count and are skipped, by kind; and the work of the others.
 struct SelectionCount {
@@ -57,6 +57,6 @@ struct Selection {
 };
 Selection selection_of(const TensorView& group_regions, int64_t row, int64_t position);
 
-}  // namespace octopage::cli
+}  // namespace octopage
 
-#endif  // OCTOPAGE_TOOLS_SELECTIONS_HPP_
+#endif  // OCTOPAGE_INSPECT_SELECTIONS_HPP_
