@@ -66,17 +66,21 @@ def gpu_tables(path):
     peer_ms = peer.get("attention_ms_median")
     attention = []
     for name, result in results.items():
-        match = re.match(r"(direct|planned|union|union_sustained)/rows:(\d+)/context:(\d+)/keep:([\d.]+)/(\w+)", name)
+        match = re.match(r"(direct|planned|union|union_sustained)/rows:(\d+)/context:(\d+)/keep:([\d.]+)/(\w+)(.*)", name)
         if not match:
             continue
-        path, rows, context, keep, kv = match.groups()
-        beside = peer_ms is not None and (rows, context, kv) == (str(peer["rows"]), str(peer["context"]), "bf16")
-        attention.append([path, rows, context, keep, kv, f"{result['median_us'] / 1000:.3f} ms", f"{result['TFLOP/s']:.0f}",
+        path, rows, context, keep, kv, rest = match.groups()
+        shape = ", ".join(f"{value} {what}" for what, value in re.findall(r"/(\w+):(\d+)", rest))
+        beside = not rest and peer_ms is not None and (rows, context, kv) == (str(peer["rows"]), str(peer["context"]), "bf16")
+        attention.append([path, rows, context, keep, kv, shape, f"{result['median_us'] / 1000:.3f} ms", f"{result['TFLOP/s']:.0f}",
                           f"{peer_ms * 1000 / result['median_us']:.2f}" if beside and float(keep) == peer["keep"] else ""])
+    heads = ["path", "rows", "context", "keep", "cache", "else", "time", "useful TFLOP/s", "speed over the peer"]
+    if peer_ms is None:  # measured elsewhere, see the peers' tables
+        heads, attention = heads[:-1], [row[:-1] for row in attention]
     parts = ["Measured on: " + where,
-             "`union`: `cuda-sm90a`, one call, both kernels included; `direct` and `planned`: `cuda-sm80`. `union_sustained`: "
+             "`union`: `cuda-sm90a`, one call, all kernels included; `direct` and `planned`: `cuda-sm80`. `union_sustained`: "
              "1,500 calls back to back, mean of one. Times are medians of three means of thirty calls.",
-             table(["path", "rows", "context", "keep", "cache", "time", "useful TFLOP/s", "speed over the peer"], attention)]
+             table(heads, attention)]
     if peer_ms is not None:
         plan = results["plan/host_time"]["median_us"] / 1000
         parts += ["The peer, in the same run, its attention alone (it does the same work whatever the overlap):",

@@ -18,7 +18,7 @@ CURVES = (("overlap", "keep", "4,096 rows, context 131,072, bf16 cache", r"base|
 
 def table(header, rows):
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
-    return "\n".join(lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows])
+    return "\n".join(lines + ["| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in row) + " |" for row in rows])
 
 
 def timed(scenario, peer):
@@ -118,6 +118,13 @@ def failures_list(run):
     return [[peer, ", ".join(names), why] for (peer, why), names in lines.items()]
 
 
+def refusal(entry):
+    """Why an entry point was not timed; the compiler's messages in short."""
+    why = entry.get("refused") or "dropped: " + entry.get("dropped", "")
+    failed = re.search(r"\d+ errors? detected in the compilation of .*?head_dim_qk_(\d+)", why, re.DOTALL)
+    return f"its kernel does not compile for head dim {failed.group(1)}" if failed else why
+
+
 def entries_table(run):
     base = next((s for s in run["scenarios"] if s["name"] == "base"), None)
     ours = base and timed(base, "octopage")
@@ -127,7 +134,7 @@ def entries_table(run):
             ratio = entry["warm"]["median_ms"] / ours["warm"]["median_ms"] if ours else None
             rows.append([entry["entry"], f"{entry['warm']['median_ms']:.3f} ms", number(ratio), ""])
         else:
-            rows.append([entry["entry"], "", "", entry.get("refused") or "dropped: " + entry.get("dropped", "")])
+            rows.append([entry["entry"], "", "", refusal(entry)])
     return table(["entry point, base scenario", "warm", "octopage's speed over it (its own bf16 time)", "why not"], rows)
 
 

@@ -62,8 +62,8 @@ def bound_of(step):
 
 
 def served(backend, step):
-    """cuda-sm90a serves caches of the query's type only; sm80 all."""
-    return backend != "cuda-sm90a" or step["query"].dtype == step["kv_cache"].dtype
+    """cuda-sm90a serves caches of the query's type and, at these head dims, f8; cuda-sm80 all."""
+    return backend != "cuda-sm90a" or step["kv_cache"].dtype in (step["query"].dtype, F8)
 
 
 def on_torch(step):
