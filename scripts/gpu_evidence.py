@@ -3,11 +3,13 @@
 
     scripts/gpu_evidence.py                       build the cuda preset, then everything
     scripts/gpu_evidence.py --prebuilt DIR        run the programs in DIR instead of building
+    scripts/gpu_evidence.py --prebuilt DIR --carry PREFIX     and the Python package on the octopage installed there
     scripts/gpu_evidence.py --out FILE.json       where to write; measurements/<gpu>.json by default
 
 Runs, in this order: the GPU tests; the given step files through the command line on every path;
-compute-sanitizer (memcheck, synccheck, initcheck on small tests, racecheck on a few); the benchmarks; the peer, where FlashInfer can be imported. The JSON
-holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
+the benchmarks; the peer, where FlashInfer can be imported; compute-sanitizer (memcheck, synccheck, initcheck on small
+tests, racecheck on a few); the Python package's GPU tests; bench/gpu_peers.py, which writes a file of its own beside. The
+JSON holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
 Exit code 1 if a test or a sanitizer failed.
 """
 
@@ -55,7 +57,14 @@ def first_line(command):
 def build():
     for command in (["cmake", "--preset", "cuda", "-DOCTOPAGE_BENCH=ON"], ["cmake", "--build", "build/cuda"]):
         subprocess.run(command, check=True, cwd=ROOT)
+    carry = ROOT / "build/carry"
+    for command in (["cmake", "--preset", "cuda", "-B", "build/carry-build", "-DBUILD_SHARED_LIBS=ON", "-DOCTOPAGE_BUNDLE=ON",
+                     "-DOCTOPAGE_TESTS=OFF", "-DOCTOPAGE_EXAMPLES=OFF"],
+                    ["cmake", "--build", "build/carry-build"],
+                    ["cmake", "--install", "build/carry-build", "--prefix", carry, "--strip"]):
+        subprocess.run(command, check=True, cwd=ROOT)
     return {
+        "carry": carry,
         "tests": ROOT / "build/cuda/tests/cuda/octopage_cuda_tests",
         "bench": ROOT / "build/cuda/bench/octopage_bench_gpu",
         "cli": ROOT / "build/cuda/tools/octopage/octopage",
@@ -63,9 +72,9 @@ def build():
     }
 
 
-def prebuilt(directory):
+def prebuilt(directory, carry):
     directory = pathlib.Path(directory).resolve()
-    return {"tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage",
+    return {"carry": pathlib.Path(carry).resolve() if carry else None, "tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage",
             "indexer": directory / "octopage_example_indexer"}
 
 
@@ -135,14 +144,36 @@ def run_peer(scratch):
     return json.loads(out.read_text())
 
 
+def run_python(programs):
+    """The package built on the installed library, and its GPU tests."""
+    if programs["carry"] is None:
+        return {"exit_code": 77, "why": "no --carry"}
+    code, output = run(["bash", "scripts/python-prebuilt.sh", programs["carry"], "tests/python/test_gpu.py", "-rs"], 300)
+    counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)", output.strip().split("\n")[-1])}
+    return {"exit_code": code, **counts, "left_out": re.findall(r"^SKIPPED .*", output, re.MULTILINE),
+            "output_end": "" if code == 0 else output[-2000:]}
+
+
+def run_peers(programs, out, revision):
+    """Needs the package that `run_python` has built."""
+    if programs["carry"] is None:
+        return {"exit_code": 77, "why": "no --carry"}
+    path = os.pathsep.join(filter(None, [str(ROOT / "build/python-site"), os.environ.get("PYTHONPATH")]))
+    file = out.with_name("peers-" + out.name)
+    code, output = run([sys.executable, "bench/gpu_peers.py", "--revision", revision, "--out", file], 300,
+                       os.environ | {"PYTHONPATH": path})
+    return {"exit_code": code, "file": file.name, "output_end": output[-500:]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prebuilt")
+    parser.add_argument("--carry")
     parser.add_argument("--out")
     parser.add_argument("--revision", help="where the tree is no git checkout")
     parser.add_argument("--backend", action="append", help="only this one; may be repeated")
     args = parser.parse_args()
-    programs = prebuilt(args.prebuilt) if args.prebuilt else build()
+    programs = prebuilt(args.prebuilt, args.carry) if args.prebuilt else build()
     gpu = first_line(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0]
     evidence = {
         "gpu": gpu,
@@ -163,7 +194,9 @@ def main():
                             ("sass", lambda: run_sass(programs)),
                             ("benchmarks", lambda: run_benchmarks(programs, scratch)),
                             ("peer", lambda: run_peer(scratch)),
-                            ("sanitizers", lambda: {b: run_sanitizers(programs, b) for b in wanted})):
+                            ("sanitizers", lambda: {b: run_sanitizers(programs, b) for b in wanted}),
+                            ("python", lambda: run_python(programs)),
+                            ("peers", lambda: run_peers(programs, out, evidence["revision"]))):
             evidence[name] = stage()
             out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
             if name == "tests" and any(result["exit_code"] not in (0, 77) for result in evidence[name].values()):
@@ -172,6 +205,7 @@ def main():
                 return 1
     bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
+    bad += [f"{name}: {evidence[name]}" for name in ("python", "peers") if evidence[name]["exit_code"] not in (0, 77)]
     for b in wanted:
         tests, cases = evidence["tests"][b], evidence["cases"][b]
         bad += [f"tests: {b}: {tests}"] if tests["exit_code"] not in (0, 77) else []
