@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# consume.sh static|shared SOURCE SCRATCH CXX: installs octopage into a tree of its own, moves the
+# consume.sh static|shared SOURCE SCRATCH CXX WERROR: installs octopage into a tree of its own, moves the
 # tree, and builds and runs a consumer by CMake package and by pkg-config.
 set -euo pipefail
-kind=$1 source=$2 scratch=$3 cxx=$4
+kind=$1 source=$2 scratch=$3 cxx=$4 werror=$5
 here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$scratch"
 mkdir -p "$scratch"
 shared=OFF
 [ "$kind" = shared ] && shared=ON
 
-# A plain build, as a packager makes it: not this build's sanitizers or options.
+# A plain build, as a packager makes it: not this build's sanitizers or options. Warnings as in this one, so that a
+# compiler cache knows the objects.
 cmake -S "$source" -B "$scratch/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=$shared \
-  -DOCTOPAGE_CUDA=OFF -DOCTOPAGE_TESTS=OFF -DOCTOPAGE_EXAMPLES=OFF >/dev/null
+  -DOCTOPAGE_CUDA=OFF -DOCTOPAGE_TESTS=OFF -DOCTOPAGE_EXAMPLES=OFF -DOCTOPAGE_WERROR="$werror" >/dev/null
 cmake --build "$scratch/build"
 DESTDIR= cmake --install "$scratch/build" --prefix "$scratch/first" >/dev/null
 mv "$scratch/first" "$scratch/installed"
