@@ -75,12 +75,14 @@ def gpu_tables(path):
         attention.append([path, rows, context, keep, kv, shape, f"{result['median_us'] / 1000:.3f} ms", f"{result['TFLOP/s']:.0f}",
                           f"{peer_ms * 1000 / result['median_us']:.2f}" if beside and float(keep) == peer["keep"] else ""])
     heads = ["path", "rows", "context", "keep", "cache", "else", "time", "useful TFLOP/s", "speed over the peer"]
-    if peer_ms is None:  # measured elsewhere, see the peers' tables
+    missing = []
+    if peer_ms is None:
+        missing = ["FlashInfer could not be run in this run; its times stand in the tables beside the peers."]
         heads, attention = heads[:-1], [row[:-1] for row in attention]
     parts = ["Measured on: " + where,
              "`union`: `cuda-sm90a`, one call, all kernels included; `direct` and `planned`: `cuda-sm80`. `union_sustained`: "
              "1,500 calls back to back, mean of one. Times are medians of three means of thirty calls.",
-             table(heads, attention)]
+             table(heads, attention)] + missing
     if peer_ms is not None:
         plan = results["plan/host_time"]["median_us"] / 1000
         parts += ["The peer, in the same run, its attention alone (it does the same work whatever the overlap):",

@@ -104,7 +104,7 @@ def slower_list(run):
             for state in ("warm", "cold"):
                 ratio = speed(s, peer, state) if peer != "octopage" else None
                 if ratio is not None and ratio < 1:
-                    lines.append(f"- {s['name']}: {PEER_NAMES[peer]} is faster, {state}: octopage has {ratio:.2f} of its speed "
+                    lines.append(f"- {s['name']}: {PEER_NAMES[peer]} is faster, {state}: octopage has {ratio:.3f} of its speed "
                                  f"(by the roofs the {s['predicted']['binds']} binds)")
     return "\n".join(lines) if lines else "In no scenario of this run was a peer faster than octopage, warm or cold."
 

@@ -207,12 +207,15 @@ void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_c
   }
   check_disjoint({{"output", output},
                   {"lse", lse},
-                  {"workspace", workspace_view(with_workspace, s.args.device)}},
+                  {"workspace", workspace_view(with_workspace, s.args.device)},
+                  {"options.status", status_view(options, s.args.device)}},
                  {{"query", source},
                   {"kv_cache", kv_cache},
                   {"pages", pages()},
                   {"indptr", indptr()},
-                  {"last_page_len", last_page_len()}});
+                  {"last_page_len", last_page_len()},
+                  {"k_scale", scale_view(k_scale, s.args.device)},
+                  {"v_scale", scale_view(v_scale, s.args.device)}});
   params.problem = s.problem(cache.dtype, output.dtype, options);
   const PlanStorage::Views views = s.storage->views();
   params.pages = views.pages;

@@ -73,36 +73,55 @@ struct Bytes {
   Wide end;
 };
 
-/// `first_dimension` false: of one step of dimension 0 only.
-Bytes bytes_of(const TensorView& tensor, bool first_dimension = true) {
-  const Wide item = itemsize(tensor.dtype);
+Wide stride_bytes(const TensorView& tensor, size_t dimension) {
+  return Wide{tensor.strides[dimension]} * itemsize(tensor.dtype);
+}
+Wide magnitude(Wide value) {
+  return value < 0 ? -value : value;
+}
+
+/// Of the dimensions that step by less than `period` bytes; of all where it is 0.
+Bytes bytes_of(const TensorView& tensor, Wide period = 0) {
   Bytes bytes = {static_cast<Wide>(reinterpret_cast<uintptr_t>(tensor.data)), 0};
-  bytes.end = bytes.begin + item;
-  for (int32_t i = first_dimension ? 0 : 1; i < tensor.rank; ++i) {
+  bytes.end = bytes.begin + itemsize(tensor.dtype);
+  for (int32_t i = 0; i < tensor.rank; ++i) {
     const auto d = static_cast<size_t>(i);
-    const Wide reach =
-        tensor.shape[d] > 1 ? (tensor.shape[d] - 1) * Wide{tensor.strides[d]} * item : 0;
+    const Wide stride = stride_bytes(tensor, d);
+    if (tensor.shape[d] <= 1 || (period != 0 && magnitude(stride) >= period)) continue;
+    const Wide reach = (tensor.shape[d] - 1) * stride;
     (reach < 0 ? bytes.begin : bytes.end) += reach;
   }
   return bytes;
 }
 
-/// Bytes between rows; 0 for a tensor with one row.
-Wide row_bytes(const TensorView& tensor) {
-  const Wide stride = tensor.shape[0] > 1 ? Wide{tensor.strides[0]} * itemsize(tensor.dtype) : 0;
-  return stride < 0 ? -stride : stride;
+/// Whether what steps by `period` bytes or more does so by multiples of it.
+bool repeats(const TensorView& tensor, Wide period) {
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    const auto d = static_cast<size_t>(i);
+    const Wide stride = magnitude(stride_bytes(tensor, d));
+    if (tensor.shape[d] > 1 && stride >= period && stride % period != 0) return false;
+  }
+  return true;
 }
 
-/// Both repeat with the same period, and within it they lie apart.
-bool are_columns(const TensorView& a, const TensorView& b) {
-  const Wide period = std::max(row_bytes(a), row_bytes(b));
-  if (period == 0) return false;
-  for (const TensorView* tensor : {&a, &b}) {
-    if (row_bytes(*tensor) != 0 && row_bytes(*tensor) != period) return false;
-  }
-  const Bytes first = bytes_of(a, false), second = bytes_of(b, false);
+/// Both repeat with that period, and within it they lie apart.
+bool are_columns(const TensorView& a, const TensorView& b, Wide period) {
+  if (!repeats(a, period) || !repeats(b, period)) return false;
+  const Bytes first = bytes_of(a, period), second = bytes_of(b, period);
   const Wide offset = ((second.begin - first.begin) % period + period) % period;
   return first.end - first.begin <= offset && offset + (second.end - second.begin) <= period;
+}
+
+/// Columns of one buffer, by whichever of their strides.
+bool are_columns(const TensorView& a, const TensorView& b) {
+  for (const TensorView* tensor : {&a, &b}) {
+    for (int32_t i = 0; i < tensor->rank; ++i) {
+      const auto d = static_cast<size_t>(i);
+      const Wide period = magnitude(stride_bytes(*tensor, d));
+      if (tensor->shape[d] > 1 && period > 0 && are_columns(a, b, period)) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace

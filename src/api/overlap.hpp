@@ -15,8 +15,8 @@ namespace octopage {
 bool overlaps_itself(const TensorView& tensor);
 
 /// Whether two tensors may have a byte in common. False where their byte ranges are apart, and
-/// where both step through memory by the same first stride and lie side by side within it
-/// (columns of one buffer); true otherwise.
+/// where both repeat with one of their strides and lie side by side within it (columns of one
+/// buffer); true otherwise.
 bool may_share_memory(const TensorView& a, const TensorView& b);
 
 /// A tensor and what messages call it.

@@ -100,7 +100,9 @@ void plan_staged_prefill_pages(const TensorView& block_table, std::span<const in
   check_tensor("staged_table", staged_table, {DType::i32}, {table.requests, table.max_blocks},
                block_table.device);
   check_writable("staged_table", staged_table);
-  check_disjoint({{"staged_blocks", staged_blocks}, {"staged_table", staged_table}},
+  check_disjoint({{"staged_blocks", staged_blocks},
+                  {"staged_table", staged_table},
+                  {"options.status", status_view(options, block_table.device)}},
                  {{"block_table", block_table}});
   run_pages(block_table.device, options, [&](const PageDevice& device, const PageContext& context) {
     device.write_staging_plan(table, lengths, block_size, static_cast<int32_t*>(staged_blocks.data),
@@ -122,7 +124,11 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
   check_tensor("output", output, {DType::bf16, DType::f16},
                {staged, 1, cache.block_size, 2 * cache.dim}, cache.device);
   if (!output.is_contiguous()) fail_argument("output: must be contiguous");
-  check_disjoint({{"output", output}}, {{"kv_cache", kv_cache}, {"staged_blocks", staged_blocks}});
+  check_disjoint({{"output", output}, {"options.status", status_view(options, cache.device)}},
+                 {{"kv_cache", kv_cache},
+                  {"staged_blocks", staged_blocks},
+                  {"k_scale", scale_view(k_scale, cache.device)},
+                  {"v_scale", scale_view(v_scale, cache.device)}});
   const ScaleValues scales = check_scales(cache, k_scale, v_scale);
   const StageParams params = {.cache = cache,
                               .staged_blocks = static_cast<const int32_t*>(staged_blocks.data),
@@ -205,7 +211,9 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
     params.element_bytes = itemsize(args.query.dtype);
   }
   if (rows == 0) return;
-  check_disjoint({{"pages", args.pages}, {"contiguous_query", args.contiguous_query}},
+  check_disjoint({{"pages", args.pages},
+                  {"contiguous_query", args.contiguous_query},
+                  {"options.status", status_view(options, device)}},
                  {{"regions", args.regions},
                   {"block_table", args.block_table},
                   {"owners", args.owners},

@@ -112,6 +112,16 @@ TensorView workspace_view(const Options& options, Device device) {
                                 device);
 }
 
+TensorView status_view(const Options& options, Device device) {
+  if (options.status == nullptr) return {};
+  return TensorView::contiguous(options.status, DType::i32, {1}, device);
+}
+
+TensorView scale_view(const Scale& scale, Device device) {
+  if (scale.kind != Scale::Kind::pointer) return {};
+  return TensorView::contiguous(scale.pointer, DType::f32, {1}, device);
+}
+
 KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers) {
   if (pointers == Pointers::checked) return kv_cache_view(kv_cache);
   TensorView shape_only = kv_cache;
@@ -147,6 +157,10 @@ ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const S
         return;
       case Scale::Kind::pointer:
         if (scale.pointer == nullptr) fail_argument("{}.pointer is null", argument);
+        if (reinterpret_cast<uintptr_t>(scale.pointer) % alignof(float) != 0) {
+          fail_argument("{}.pointer: must be aligned to {} bytes, is {}", argument, alignof(float),
+                        fmt::ptr(scale.pointer));
+        }
         if (pointers == Pointers::ignored) return;
         if (cache.device.type == DeviceType::cpu) {
           *value = *scale.pointer;
@@ -248,16 +262,22 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
   if (pointers == Pointers::checked) {
     check_disjoint({{"output", args.output},
                     {"lse", args.lse},
-                    {"options.workspace", workspace_view(options, device)}},
+                    {"options.workspace", workspace_view(options, device)},
+                    {"options.status", status_view(options, device)}},
                    {{"query", args.query},
                     {"kv_cache", args.kv_cache},
                     {"block_table", args.block_table},
                     {"owners", args.owners},
                     {"positions", args.positions},
-                    {"regions", args.regions}});
+                    {"regions", args.regions},
+                    {"k_scale", scale_view(args.k_scale, device)},
+                    {"v_scale", scale_view(args.v_scale, device)}});
   }
   params.problem.path = Problem::Path::direct;
   params.problem.region_count = args.regions.shape[shared ? 1 : 2];
+  if (params.problem.region_count > std::numeric_limits<int32_t>::max()) {
+    fail_argument("regions: at most 2^31 - 1 to a row, there are {}", params.problem.region_count);
+  }
   params.problem.batch_invariant = options.batch_invariant;
   params.rows = row_view(args.owners, args.positions);
   params.regions = static_cast<const int32_t*>(args.regions.data);

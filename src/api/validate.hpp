@@ -29,6 +29,9 @@ void check_writable(const char* argument, const TensorView& tensor);
 
 /// The caller's workspace as a tensor; absent where there is none.
 TensorView workspace_view(const Options& options, Device device);
+/// Absent where there is none.
+TensorView status_view(const Options& options, Device device);
+TensorView scale_view(const Scale& scale, Device device);
 
 /// The cache, described; with Pointers::ignored its data pointer is not looked at.
 KvCacheView check_cache(const TensorView& kv_cache, Pointers pointers);

@@ -1,5 +1,7 @@
 #include "octopage/tensor.hpp"
 
+#include <limits>
+
 #include "core/check.hpp"
 
 namespace octopage {
@@ -31,8 +33,13 @@ TensorView TensorView::contiguous(const void* data, DType dtype,
 
 int64_t TensorView::size() const {
   int64_t product = 1;
-  for (int32_t i = 0; i < rank; ++i) product *= shape[static_cast<size_t>(i)];
-  return product;
+  bool overflow = false;
+  for (int32_t i = 0; i < rank; ++i) {
+    const int64_t extent = shape[static_cast<size_t>(i)];
+    if (extent == 0) return 0;
+    overflow |= __builtin_mul_overflow(product, extent, &product);
+  }
+  return overflow ? std::numeric_limits<int64_t>::max() : product;
 }
 
 bool TensorView::is_contiguous() const {

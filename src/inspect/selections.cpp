@@ -87,7 +87,7 @@ SelectionCount count_selections(const Step& step, bool own_required) {
         result.invalid_owner += page.fault == status_owner;
         result.invalid_table += page.fault == status_table;
         if (page.fault == 0) {
-          result.visible_tokens += std::min(kPageTokens, position - region * kPageTokens + 1);
+          result.visible_tokens += std::min(kPageTokens - 1, position - region * kPageTokens) + 1;
         }
       }
     }

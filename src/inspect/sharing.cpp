@@ -238,7 +238,7 @@ EntryCount walk_selections(const Step& step, GroupRange groups,
       count.counted += selection.count;
       count.valid += size_of(valid);
       for (const int32_t region : valid) {
-        count.visible_tokens += std::min(kPageTokens, position - region * kPageTokens + 1);
+        count.visible_tokens += std::min(kPageTokens - 1, position - region * kPageTokens) + 1;
       }
       visit({group, place, row, owner, position, owner == owner_before, valid});
       owner_before = owner;

@@ -3,6 +3,7 @@
 #include <climits>
 #include <functional>
 
+#include "api/overlap.hpp"
 #include "backends/hostile_call.hpp"
 
 namespace octopage::test {
@@ -636,6 +637,78 @@ TEST(SparsePrefill, BatchInvariantRowsKnowNoOthers) {
       EXPECT_EQ(std::memcmp(alone.lse.data(), &all.lse[static_cast<size_t>(row * 6)], 24), 0)
           << backend << ", row " << row;
     }
+  }
+}
+
+TEST(Overlap, ColumnsByAnyStrideAreApart) {
+  std::vector<float> memory(4096);
+  const auto view = [&](int64_t offset, std::array<int64_t, 3> shape,
+                        std::array<int64_t, 3> strides) {
+    TensorView t = TensorView::contiguous(memory.data() + offset, DType::f32, {1, 1, 1});
+    for (size_t d = 0; d < 3; ++d) t.shape[d] = shape[d];
+    for (size_t d = 0; d < 3; ++d) t.strides[d] = strides[d];
+    return t;
+  };
+  const auto apart = [](const TensorView& a, const TensorView& b) {
+    return !may_share_memory(a, b) && !may_share_memory(b, a);
+  };
+  // Halves of a per-head buffer [4 rows, 3 heads, 2 * 8], with one row as well.
+  EXPECT_TRUE(apart(view(0, {4, 3, 8}, {48, 16, 1}), view(8, {4, 3, 8}, {48, 16, 1})));
+  EXPECT_TRUE(apart(view(0, {1, 3, 8}, {48, 16, 1}), view(8, {1, 3, 8}, {48, 16, 1})));
+  EXPECT_FALSE(apart(view(0, {4, 3, 9}, {48, 16, 1}), view(8, {4, 3, 8}, {48, 16, 1})));
+  // [heads 3, 2, rows 4, 8]: the two of each head.
+  EXPECT_TRUE(apart(view(0, {4, 3, 8}, {8, 64, 1}), view(32, {4, 3, 8}, {8, 64, 1})));
+  EXPECT_FALSE(apart(view(0, {5, 3, 8}, {8, 64, 1}), view(32, {4, 3, 8}, {8, 64, 1})));
+  // Every other row beside every row.
+  EXPECT_TRUE(apart(view(0, {3, 1, 8}, {64, 8, 1}), view(16, {6, 1, 8}, {32, 8, 1})));
+  EXPECT_FALSE(apart(view(0, {3, 1, 8}, {48, 8, 1}), view(16, {6, 1, 8}, {32, 8, 1})));
+  // Backwards.
+  EXPECT_TRUE(apart(view(96, {3, 1, 8}, {-48, 8, 1}), view(8, {3, 1, 8}, {48, 8, 1})));
+  // Shapes whose product does not fit are not empty.
+  EXPECT_FALSE(apart(view(0, {8, 1, int64_t{1} << 61}, {0, 0, 0}), view(0, {4, 1, 8}, {8, 8, 1})));
+}
+
+TEST(SparsePrefill, StatusScalesAndEntriesHaveRules) {
+  Step step = make_synthetic_step({.rows = 4,
+                                   .requests = 1,
+                                   .context = 100,
+                                   .groups = 1,
+                                   .heads = 2,
+                                   .dim = 64,
+                                   .region_count = 4,
+                                   .block_size = 16,
+                                   .kv_dtype = DType::f8_e4m3fn,
+                                   .local_regions = 1,
+                                   .seed = 3});
+  for (const char* backend : kBackends) {
+    std::vector<float> output(4 * 2 * 64, 7.0f);
+    SparsePrefillArgs args = args_of(step);
+    args.output = TensorView::contiguous(output.data(), DType::f32, {4, 2, 64});
+    const auto message = [&](const SparsePrefillArgs& call, const Options& options) {
+      try {
+        sparse_prefill(call, options);
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    Options options = on(backend);
+    options.status = reinterpret_cast<int32_t*>(output.data() + 5);
+    EXPECT_NE(message(args, options).find("options.status"), std::string::npos);
+    options = on(backend);
+    SparsePrefillArgs wide = args;
+    wide.regions.shape[static_cast<size_t>(wide.regions.rank - 1)] = int64_t{1} << 58;
+    wide.regions.strides[static_cast<size_t>(wide.regions.rank - 1)] = 0;
+    EXPECT_NE(message(wide, options).find("regions"), std::string::npos);
+    alignas(4) char bytes[8] = {};
+    SparsePrefillArgs odd = args;
+    odd.k_scale = Scale::at(reinterpret_cast<const float*>(bytes + 1));
+    EXPECT_NE(message(odd, options).find("k_scale"), std::string::npos);
+    SparsePrefillArgs inside = args;
+    inside.v_scale = Scale::at(output.data() + 9);
+    EXPECT_NE(message(inside, options).find("v_scale"), std::string::npos);
+    EXPECT_TRUE(std::all_of(output.begin(), output.end(), [](float x) { return x == 7.0f; }));
+    EXPECT_EQ(message(args, options), "");
   }
 }
 

@@ -196,7 +196,11 @@ TEST(BenchCompare, BadFilesAreNamed) {
   expect_bad("{}", "format");
   expect_bad(R"({"format": 5})", "is no result of a benchmark");
   expect_bad(R"({"format": "other"})", "is other");
-  expect_bad(bench_file({timed("same", 0, 8)}).dump(), "warm.median_ms must be positive, is 0");
+  expect_bad(bench_file({timed("same", 0, 8)}).dump(),
+             "warm.median_ms must be positive, 1e-9 to 1e9, is 0");
+  expect_bad("{\"shape\":" + std::string(400000, '[') + std::string(400000, ']') + "}",
+             "is nested too deeply");
+  expect_bad(R"({"format":"\u001b[2Jx"})", "is \\x1b[2Jx");
   expect_bad(bench_file({timed("same", -1, 8)}).dump(), "must be positive");
   const CommandResult missing = testing::octopage({"bench", "compare", good, bad + "x"});
   EXPECT_EQ(missing.exit_code, 2);

@@ -626,7 +626,7 @@ TEST(Inspect, RefusesWhatCannotBe) {
                  "--card: must be nvidia-h200, is abacus");
   for (const std::string value : {"-1", "nan", "inf"}) {
     expect_failure(testing::octopage({"inspect", file, "-o", out, "--gather-tbps", value}),
-                   "--gather-tbps: must be a positive number, is " + value);
+                   "--gather-tbps: must be a positive number, 1e-6 to 1e9, is " + value);
   }
   expect_failure(testing::octopage({"inspect", directory / "none", "-o", out}), "cannot be opened");
   CommandResult limited;

@@ -7,10 +7,13 @@
 #include <fstream>
 
 #include "core/check.hpp"
+#include "step/printable.hpp"
 #include "tools/octopage/output.hpp"
 
 namespace octopage::cli {
 namespace {
+
+constexpr int kDeepest = 32;  // of the JSON
 
 struct Timed {
   std::string name;
@@ -27,8 +30,9 @@ struct BenchFile {
 
 double median_of(const Json& record, const char* state) {
   const double median = record.at(state).at("median_ms").get<double>();
-  if (!(std::isfinite(median) && median > 0)) {
-    throw std::invalid_argument(fmt::format("{}.median_ms must be positive, is {}", state, median));
+  if (!(median >= 1e-9 && median <= 1e9)) {
+    throw std::invalid_argument(
+        fmt::format("{}.median_ms must be positive, 1e-9 to 1e9, is {}", state, median));
   }
   return median;
 }
@@ -42,26 +46,32 @@ void add_result(BenchFile& file, std::string name, const Json& shape, const Json
   }
 }
 
+std::string short_revision(const std::string& revision) {
+  std::string text = printable(revision, 12);
+  if (revision.size() > 12) text.resize(text.size() - 3);  // without the dots
+  return text;
+}
+
 BenchFile parse(const Json& json) {
   const auto format = json.at("format").get<std::string>();
   const bool peers = format == "octopage-peers-1";
   if (!peers && format != "octopage-bench-1") {
     throw std::invalid_argument("format must be octopage-bench-1 or octopage-peers-1, is " +
-                                format);
+                                printable(format));
   }
   BenchFile file;
-  file.header = fmt::format("{}, revision {}, {}", json.at("device").get<std::string>(),
-                            json.at("revision").get<std::string>().substr(0, 12),
-                            json.at("command").get<std::string>());
+  file.header = fmt::format("{}, revision {}, {}", printable(json.at("device").get<std::string>()),
+                            short_revision(json.at("revision").get<std::string>()),
+                            printable(json.at("command").get<std::string>(), 1024));
   for (const Json& scenario : json.at("scenarios")) {
-    const auto name = scenario.at("name").get<std::string>();
+    const std::string name = printable(scenario.at("name").get<std::string>());
     if (!peers) {
       add_result(file, name, scenario.at("shape"), scenario);
       continue;
     }
     for (const Json& result : scenario.at("results")) {
-      add_result(file, name + " " + result.at("peer").get<std::string>(), scenario.at("spec"),
-                 result);
+      add_result(file, name + " " + printable(result.at("peer").get<std::string>()),
+                 scenario.at("spec"), result);
     }
   }
   return file;
@@ -71,9 +81,15 @@ BenchFile read_bench_file(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail(ErrorCode::bad_file, "{}: cannot be read", path);
   try {
-    return parse(Json::parse(file));
+    // Comparing and copying are recursive.
+    const auto shallow = [](int depth, Json::parse_event_t, Json&) {
+      if (depth > kDeepest) throw std::invalid_argument("is nested too deeply");
+      return true;
+    };
+    return parse(Json::parse(file, shallow));
   } catch (const std::exception& error) {
-    fail(ErrorCode::bad_file, "{}: is no result of a benchmark: {}", path, error.what());
+    fail(ErrorCode::bad_file, "{}: is no result of a benchmark: {}",
+         printable(path, kMaxPrintedPath), printable(error.what(), 256));
   }
 }
 

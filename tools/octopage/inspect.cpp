@@ -51,7 +51,10 @@ void check_outputs(const InspectArgs& args) {
       fail_argument("{}: must not be the step file, is {}", outputs[i].first, args.step);
     }
     for (size_t k = 0; k < i; ++k) {
-      if (given[k] && *outputs[k].second == *outputs[i].second) {
+      const auto place = [&](size_t at) {
+        return std::filesystem::weakly_canonical(*outputs[at].second, ignored);
+      };
+      if (given[k] && (*outputs[k].second == *outputs[i].second || place(k) == place(i))) {
         fail_argument("{}: must differ from {}, both are {}", outputs[i].first, outputs[k].first,
                       *outputs[i].second);
       }
@@ -61,8 +64,8 @@ void check_outputs(const InspectArgs& args) {
 
 void replace(double& value, const char* flag, double tera) {
   if (tera == 0) return;
-  if (!(std::isfinite(tera) && tera > 0)) {
-    fail_argument("{}: must be a positive number, is {}", flag, tera);
+  if (!(tera >= 1e-6 && tera <= 1e9)) {
+    fail_argument("{}: must be a positive number, 1e-6 to 1e9, is {}", flag, tera);
   }
   value = tera * 1e12;
 }
