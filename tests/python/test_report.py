@@ -66,7 +66,7 @@ def test_tables_of_a_run(peers_file):
     assert "A GPU, driver 1.2" in text and "Dropped, to keep the budget: late." in text
     assert "| base | 4.00 / 0.50 |" in text  # speeds over today's layer, warm and cold
     assert "| base | 0.410 | 2.050 | 5.00 |" in text  # end to end
-    assert "- base: today's layer is faster, cold: octopage has 0.50 of its speed" in text and "faster, warm" not in text
+    assert "- base: today's layer is faster, cold: octopage has 0.500 of its speed" in text and "faster, warm" not in text
     assert "| X |  |  | because |" in text and "| Y | 0.800 ms | 2.00 |" in text
     assert "| torch gather + SDPA | base, keep-0.50, rows-256 | no \\| memory |" in text
     assert "performance/overlap.svg" in text and "performance/context.svg" not in text  # one point is no curve

@@ -615,7 +615,8 @@ print(len(pages.calls), plugin.status()["mode"], plugin.status()["compared"].get
 @pytest.mark.parametrize("order", ["plugin first", "engine first"])
 def test_a_process_of_the_engine(mode, ran, compared, order, tmp_path):
     code = ENGINE_PROCESS.format(tests=str(STANDIN.parent), order=order)
-    environment = {**os.environ, "PYTHONPATH": str(STANDIN), "OCTOPAGE_VLLM": mode}
+    path = os.pathsep.join(filter(None, [str(STANDIN), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OCTOPAGE_VLLM": mode}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     calls, told, finished, torch = done.stdout.split()
