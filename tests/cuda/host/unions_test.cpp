@@ -30,6 +30,13 @@ alignas(16) unsigned char shared[232448];
 namespace octopage::test {
 namespace {
 
+/// Hundreds of threads under ThreadSanitizer take a minute for what takes a second: a sample there.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kSample = true;
+#else
+constexpr bool kSample = false;
+#endif
+
 /// Inputs of a call, and what `unions` makes of them.
 struct Call {
   int64_t heads = 16, region_count = 8, block_size = 16;
@@ -303,6 +310,7 @@ Call random_call(uint64_t seed, int64_t heads, int64_t rows, int64_t context, in
 TEST(Unions, EveryTileHeight) {
   uint64_t seed = 1;
   for (const int64_t heads : {1, 4, 8, 12, 16, 32, 64, 128}) {
+    if (kSample && heads != 4 && heads != 16) continue;
     Call call = random_call(seed++, heads, 37, 900, 21, 0.8, false);
     call.run();
     ASSERT_NO_FATAL_FAILURE(call.check(std::to_string(heads) + " heads"));
@@ -319,7 +327,7 @@ TEST(Unions, AnyOverlap) {
 }
 
 TEST(Unions, HostileInputs) {
-  for (uint64_t seed = 40; seed < 48; ++seed) {
+  for (uint64_t seed = 40; seed < (kSample ? 43 : 48); ++seed) {
     const int64_t heads = std::vector<int64_t>{4, 8, 16, 128}[seed % 4];
     Call call = random_call(seed, heads, 33, 700, 19, 0.6, true);
     call.run();
@@ -329,6 +337,7 @@ TEST(Unions, HostileInputs) {
 
 TEST(Unions, TilesAreCutIntoSplits) {
   for (int32_t shift = 1; shift <= cuda::kMostSplitShift; ++shift) {
+    if (kSample && shift != 2) continue;
     for (const int64_t region_count : {1, 19, 160}) {
       const int64_t heads =
           std::vector<int64_t>{4, 16, 128}[static_cast<size_t>(shift + region_count) % 3];
