@@ -7,7 +7,9 @@ with the report it has kept) and fails if a kernel spills, or if there is no rep
     resource_report.py BUILD_DIR
 """
 
+import concurrent.futures
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -39,11 +41,13 @@ def main():
     library = str(pathlib.Path(__file__).resolve().parents[2] / "src") + "/"
     sources = [entry for entry in commands if entry["file"].startswith(library) and entry["file"].endswith(".cu")]
     spills, count = [], 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for entry in sources:
+    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        def compile_again(entry):
             command = shlex.split(entry["command"])
-            command[command.index("-o") + 1] = str(pathlib.Path(scratch) / "kernel.o")
-            done = subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True)
+            command[command.index("-o") + 1] = str(pathlib.Path(scratch) / f"{pathlib.Path(entry['file']).stem}.o")
+            return subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True)
+
+        for entry, done in zip(sources, pool.map(compile_again, sources)):
             report = done.stdout + done.stderr
             if done.returncode != 0:
                 sys.exit(f"{entry['file']}: does not compile:\n{report[-2000:]}")
