@@ -1,8 +1,8 @@
-// Purpose: the planned path and the portable kernel on the GPU at the Step-5 shape: attention over
-// page lists and straight from selections, fill, staging, planning, beside a plain copy of as many
-// bytes in the same run.
-// Rules: the result is verified on a sample of rows before anything is timed; device times are CUDA
-// events around one call, after a warm-up; only tokens that a row sees count as work.
+// Purpose: the kernels on the GPU, at the Step-5 shape and around it: unions of neighbouring rows,
+// the row by row kernel straight from selections and over page lists; fill, staging, planning,
+// beside a plain copy of as many bytes in the same run. Rules: the result is verified on a sample
+// of rows before anything is timed; device times are CUDA events around one call, after a warm-up;
+// only tokens that a row sees count as work.
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>

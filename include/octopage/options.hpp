@@ -52,8 +52,7 @@ struct Options {
 };
 
 /// An f8 cache's scale: the stored value times the scale is the real value. It is finite (a value
-/// on a device is not checked). Caches of other types
-/// have none, and theirs is not read.
+/// on a device is not checked). Caches of other types have none, and theirs is not read.
 struct Scale {
   enum class Kind : int32_t { absent = 0, value = 1, pointer = 2 };
   Kind kind = Kind::absent;

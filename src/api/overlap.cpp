@@ -11,6 +11,10 @@ namespace {
 
 using Wide = __int128;  // strides are whatever a caller says: their products need not fit 64 bits
 
+Wide magnitude(Wide value) {
+  return value < 0 ? -value : value;
+}
+
 /// A dimension with more than one element; the sign of a stride does not matter here.
 struct Step {
   Wide stride;
@@ -28,7 +32,7 @@ Steps steps_of(const TensorView& tensor) {
   for (int32_t i = 0; i < tensor.rank; ++i) {
     const auto d = static_cast<size_t>(i);
     if (tensor.shape[d] <= 1) continue;
-    const Wide stride = tensor.strides[d] < 0 ? -Wide{tensor.strides[d]} : Wide{tensor.strides[d]};
+    const Wide stride = magnitude(tensor.strides[d]);
     size_t place = steps.count++;
     for (; place > 0 && steps.at[place - 1].stride > stride; --place)
       steps.at[place] = steps.at[place - 1];
@@ -75,9 +79,6 @@ struct Bytes {
 
 Wide stride_bytes(const TensorView& tensor, size_t dimension) {
   return Wide{tensor.strides[dimension]} * itemsize(tensor.dtype);
-}
-Wide magnitude(Wide value) {
-  return value < 0 ? -value : value;
 }
 
 /// Of the dimensions that step by less than `period` bytes; of all where it is 0.

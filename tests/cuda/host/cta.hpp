@@ -71,7 +71,7 @@ auto exchange(uint64_t value, Use&& use) {
   return result;
 }
 
-/// Runs `kernel` for every block of the grid.
+/// Runs `kernel` for every CTA of the grid.
 template <typename Kernel>
 void run(unsigned blocks, int threads, Kernel&& kernel) {
   for (unsigned block = 0; block < blocks; ++block) {
