@@ -1,9 +1,14 @@
 // Random shapes and hostile inputs on the device against the float64 reference.
 
+#include <cuda_runtime_api.h>
+
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 
+#include "backends/cuda/runtime/runtime.hpp"
 #include "cuda/device_step.hpp"
 
 namespace octopage::test {
@@ -422,6 +427,56 @@ TEST(Attention, RowsDoNotDependOnOtherRows) {
               0)
         << row;
   }
+}
+
+// A caller can write to the plan's record: what it says is cut to the list, the region count and a
+// page. The sanitizer's memcheck sees what was read.
+TEST(Attention, AlteredRangesReadNothingElse) {
+  const Step step = make_synthetic_step(small(16, 1, 192, 1));
+  DeviceStep device(step);
+  CompactPagedPrefill plan;
+  const auto positions = device.host_positions();
+  plan.plan({.query_shape = {step.rows(), step.heads(), step.dim()},
+             .dtype = step.query.dtype,
+             .device = device.arena.device(),
+             .positions = positions,
+             .region_count = step.region_count(),
+             .scale = step.scale,
+             .block_size = step.block_size(),
+             .contiguous_query = false});
+  TensorView regions = device.args.regions;
+  if (regions.rank == 3) {
+    regions.rank = 2;
+    regions.shape = {step.rows(), step.region_count()};
+    regions.strides = {device.args.regions.strides[0], device.args.regions.strides[2]};
+  }
+  plan.prepare_chunk(0, device.args.query, device.args.kv_cache, regions, device.args.block_table,
+                     device.args.owners, device.options());
+  const auto write = [&](const TensorView& to, std::initializer_list<int32_t> values) {
+    std::vector<int32_t> written(static_cast<size_t>(to.size()));
+    for (size_t i = 0; i < written.size(); ++i) written[i] = values.begin()[i % values.size()];
+    cuda::check(
+        cudaMemcpy(to.data, written.data(), written.size() * sizeof(int32_t), cudaMemcpyDefault),
+        "copy");
+  };
+  const auto finish = [&] {
+    plan.finish({}, device.args.kv_cache, device.args.output, device.args.lse, device.args.k_scale,
+                device.args.v_scale, device.options());
+    return device.fetch().bits;
+  };
+  const auto with_last = [&](int32_t tokens) {
+    write(plan.last_page_len(), {tokens});
+    return finish();
+  };
+  constexpr int32_t kMin = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  const auto one = with_last(1), all = with_last(8);
+  EXPECT_NE(one, all);
+  for (const int32_t tokens : {kMin, -1, 0}) EXPECT_EQ(with_last(tokens), one) << tokens;
+  for (const int32_t tokens : {9, 4096, kMax}) EXPECT_EQ(with_last(tokens), all) << tokens;
+  write(plan.indptr(), {kMin, kMax, 0, kMax, -5, 3, kMax - 1, 40, 1});
+  finish();
+  for (const float value : device.fetch().output) ASSERT_TRUE(std::isfinite(value));
 }
 
 TEST(Attention, ZeroRowsIsLegal) {

@@ -124,6 +124,8 @@ class CudaSm80Backend final : public Backend {
     p.source.indptr = d.indptr;
     p.source.last_page_len = d.last_page_len;
     p.source.page_count = d.page_count;
+    p.source.page_capacity = d.page_capacity;
+    p.source.region_count = d.problem.region_count;
     launch(d.problem, d.tensors.cache, p, context);
   }
 

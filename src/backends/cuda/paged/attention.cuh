@@ -38,9 +38,13 @@ __device__ __forceinline__ RowSelection select_row(const PageSource& source, int
                                                    int64_t group) {
   RowSelection selection = {};
   if (source.pages != nullptr) {
-    selection.first = source.indptr[row];
-    selection.count = source.indptr[row + 1] - selection.first;
-    selection.last_tokens = source.last_page_len[row];
+    // A caller can write to both, so what they say is cut as page_range() cuts it.
+    const int64_t capacity = source.page_capacity;
+    selection.first = min(max(int64_t{source.indptr[row]}, int64_t{0}), capacity);
+    const int64_t most = min(capacity - selection.first, source.region_count);
+    selection.count = min(max(int64_t{source.indptr[row + 1]} - selection.first, int64_t{0}), most);
+    selection.last_tokens =
+        min(max(source.last_page_len[row], 1), static_cast<int32_t>(kPageTokens));
     return selection;
   }
   const int64_t at = row * source.stride_positions;

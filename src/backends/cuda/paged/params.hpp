@@ -17,6 +17,7 @@ struct PageSource {
   const int32_t* indptr;  ///< [rows+1]
   const int32_t* last_page_len;  ///< [rows]
   int64_t page_count;
+  int64_t page_capacity;  ///< entries of `pages`
   // Direct path: selections and block table.
   BlockTableView table;
   PageGeometry geometry;
@@ -28,8 +29,8 @@ struct PageSource {
   int64_t stride_regions_row;
   int64_t stride_regions_group;
   int64_t stride_regions_entry;
-  int64_t region_count;
   int32_t wide_positions;
+  int64_t region_count;  ///< entries of a row at most, on both paths
 };
 
 /// Strides in elements unless they end in _bytes.
@@ -48,12 +49,12 @@ struct PagedAttentionParams {
   int64_t page_bytes;
   int64_t stride_token_bytes;
   PageSource source;
-  int32_t* status;       ///< [1]; may be null
+  int32_t* status;         ///< [1]; may be null
   const int32_t* only_if;  ///< [1]; where it is 0 the kernel does nothing; may be null
-  const float* k_scale;  ///< [1]; null: folded into `scale`
-  const float* v_scale;  ///< [1]; null: folded into `output_scale`
-  float scale;           ///< multiplies q . k
-  float output_scale;    ///< multiplies the normalised sum
+  const float* k_scale;    ///< [1]; null: folded into `scale`
+  const float* v_scale;    ///< [1]; null: folded into `output_scale`
+  float scale;             ///< multiplies q . k
+  float output_scale;      ///< multiplies the normalised sum
   int32_t heads_per_group;
   int32_t groups;
   int32_t head_tiles;     ///< ceil(heads_per_group / 16)
