@@ -175,16 +175,16 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     const auto cursor_now = [&] {
       return TileCursor{static_cast<uint32_t>(word(kCursorWord)), word(kCursorWord + 1)};
     };
-    const int32_t steps = word(8 + half_now());
-    first -= static_cast<uint32_t>(word(4));
+    const int32_t steps = word(kStepsWord + half_now());
+    first -= static_cast<uint32_t>(word(kBeginWord));
     SoftmaxState state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
 #pragma unroll
     for (int i = 0; i < Traits::kDim / 2; ++i) sums[i] = 0.0f;
 
-    int32_t done = word(4) - 1;  // the last batch that this half has computed
+    int32_t done = word(kBeginWord) - 1;  // the last batch that this half has computed
     if (steps > 0) {
       const auto first_step = [&] { return static_cast<uint32_t>(word(kFirstStepWord)); };
-      const auto steps_now = [&] { return word(8 + half_now()); };
+      const auto steps_now = [&] { return word(kStepsWord + half_now()); };
       Step<Traits::kRows> now = {};  // the last one whose scores were issued
       Position<Traits> keys = position_of(input.steps.coming(), 0), values = keys;
 
@@ -195,8 +195,8 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         const int32_t batch = now.batch();
         values = position_of(batch, 1);
         wait_full(values);
-        if constexpr (!Traits::kF8) {     // converters have done it
-          const int32_t tail = word(10);  // -1 is no batch's
+        if constexpr (!Traits::kF8) {            // converters have done it
+          const int32_t tail = word(kTailWord);  // -1 is no batch's
           if (__builtin_expect(tail >> 6 == batch, 0)) {
             zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes,
                               (tail & 7) + 1);
@@ -291,9 +291,9 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
       release(values);
       done = now.batch();
     }
-    const int32_t row = word(0), rows = word(1), end = word(5);
-    const bool last = word(2) != 0;
-    const auto live = static_cast<uint32_t>(word(11));
+    const int32_t row = word(kRowWord), rows = word(kRowsWord), end = word(kEndWord);
+    const bool last = word(kLastWord) != 0;
+    const auto live = static_cast<uint32_t>(word(kLiveWord));
     walk(done + 1, end);
     first += static_cast<uint32_t>(end);
 

@@ -14,11 +14,12 @@
 
 namespace octopage::cuda {
 
-/// Running state of the softmax of the lane's two rows, scores in units of log2. The four lanes of
-/// a row agree on it.
+/// Running state of the softmax of the lane's two rows, scores in units of log2.
 struct SoftmaxState {
-  float largest[2];  // maximum that the probabilities so far are relative to; may be stale
-  float normaliser[2];
+  /// Maximum that the probabilities so far are relative to; may be stale. The four lanes of a row
+  /// agree on it.
+  float largest[2];
+  float normaliser[2];  ///< of the lane's own columns, until the tile's last step
 };
 
 /// The lane's part of the sums of its two rows over a batch, of probabilities as they were rounded.
@@ -67,6 +68,14 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
   const bool redo =
       __any_sync(~0u, !(sum[0] <= Traits::kLargestSum) || !(sum[1] <= Traits::kLargestSum));
   if (__builtin_expect(redo, 0)) {
+    // The masks once more, by way of a shuffle: else the compiler keeps the sixteen answers from
+    // above in every step, for the sake of this one. 5% of the kernel's time.
+    uint32_t words[Traits::kRows];
+#pragma unroll
+    for (int r = 0; r < Traits::kRows; ++r) words[r] = __shfl_xor_sync(~0u, step.word[r], 0);
+    const auto selected = [&](int h, int j) {
+      return (mask_of_step(words[h % Traits::kRows]) >> j & 1) != 0;
+    };
     // Probabilities of the pages that each row selected.
     const auto exponentiate = [&](const float(&shift)[2]) {
 #pragma unroll

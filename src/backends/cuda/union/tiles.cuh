@@ -3,6 +3,7 @@
 
 // How the warps of a CTA find their tiles, rows and steps.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backends/cuda/device/ptx/bulk.cuh"
@@ -113,7 +114,7 @@ template <int kRows>
 class StepReader {
  public:
   __device__ __forceinline__ void start(const UnionAttentionParams& p, uint32_t first,
-                                        int32_t steps, int mask_row, int) {
+                                        int32_t steps, int mask_row) {
     taken_ = 0;
     if (steps > 0) coming_ = load_step<kRows>(p, first, mask_row);
     if (steps > 1) next_ = load_step<kRows>(p, first + 1, mask_row);
@@ -143,7 +144,8 @@ template <>
 class StepReader<1> {
  public:
   __device__ __forceinline__ void start(const UnionAttentionParams& p, uint32_t first,
-                                        int32_t steps, int mask_row, int lane) {
+                                        int32_t steps, int mask_row) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     taken_ = 0;
     if (steps > 0) words_ = load_step<1>(p, first + min(lane, steps - 1), mask_row).word[0];
   }
@@ -169,6 +171,18 @@ class StepReader<1> {
   int32_t taken_;
 };
 
+/// Words of a header, and behind them what a warp adds to them.
+constexpr int header_word(size_t offset) {
+  return static_cast<int>(offset / sizeof(int32_t));
+}
+inline constexpr int kRowWord = header_word(offsetof(TileHeader, row));
+inline constexpr int kRowsWord = header_word(offsetof(TileHeader, rows));
+inline constexpr int kLastWord = header_word(offsetof(TileHeader, last));
+inline constexpr int kBeginWord = header_word(offsetof(TileHeader, begin));
+inline constexpr int kEndWord = header_word(offsetof(TileHeader, end));
+inline constexpr int kStepsWord = header_word(offsetof(TileHeader, steps));  // of two halves
+inline constexpr int kTailWord = header_word(offsetof(TileHeader, tail));
+inline constexpr int kLiveWord = header_word(offsetof(TileHeader, live));
 inline constexpr int kCursorWord = kHeaderWords;        // two words: unit and tile
 inline constexpr int kFirstStepWord = kCursorWord + 2;  // of all steps
 inline constexpr int kOwnWord = kCursorWord + 3;        // where all rows of the warp are one
@@ -197,7 +211,7 @@ __device__ __forceinline__ TileInput<kRows> load_tile(const UnionAttentionParams
   }
   const uint32_t first_step = steps_of_half(p, cursor, half) + header->first_step[half];
   if (lane_rows.lane == kFirstStepWord) input.header = static_cast<int32_t>(first_step);
-  input.steps.start(p, first_step, header->steps[half], mask_row, lane_rows.lane);
+  input.steps.start(p, first_step, header->steps[half], mask_row);
   return input;
 }
 

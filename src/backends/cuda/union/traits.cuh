@@ -78,15 +78,15 @@ struct UnionTraits {
   static constexpr float kLargestSum = 1024.0f;
 };
 
-/// Addresses in shared memory.
+/// Addresses in shared memory, in this order:
 ///
-///   slots      [kSlots, kSlotBytes]        position n of the sequence K, V, K, V, ... in n %
-///   kSlots raw        [kRawSlots, kSlotBytes]     batch n of the CTA's in n % kRawSlots query [2
-///   halves, kQueryBytes / 2] where Q does not lie in registers full       [kSlots]     barriers
-///   all warps that fill the slot (and all bytes) have arrived empty      [kSlots]     barriers all
-///   eight consumer warps have read the slot full_raw   [kRawSlots]  barriers       the producer
-///   and all bytes have arrived empty_raw  [kRawSlots]  barriers       all converter warps have
-///   read the slot
+/// - slots [kSlots, kSlotBytes]: position n of the sequence K, V, K, V, ... in n % kSlots
+/// - raw [kRawSlots, kSlotBytes]: batch n of the CTA's in n % kRawSlots
+/// - query [2 halves, kQueryBytes / 2], where Q does not lie in registers
+/// - full [kSlots]: barriers, all warps that fill the slot (and all bytes) have arrived
+/// - empty [kSlots]: barriers, all eight consumer warps have read the slot
+/// - full_raw [kRawSlots]: barriers, the producer and all bytes have arrived
+/// - empty_raw [kRawSlots]: barriers, all converter warps have read the slot
 template <typename Traits>
 struct UnionShared {
   uint32_t slots, raw, query, full, empty, full_raw, empty_raw;
