@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads the compiler's resource report of every kernel of the library: none may spill registers.
 
-Runs the recorded compile commands of the library's .cu files once more (a compiler cache answers
-with the report it has kept) and fails if a kernel spills, or if there is no report to read.
+Runs the build's own compile commands of the library's .cu files once more, compiler cache included (it
+answers with the report it has kept), and fails if a kernel spills, or if there is no report to read.
 
     resource_report.py BUILD_DIR
 """
@@ -37,14 +37,17 @@ def self_test():
 def main():
     self_test()
     build = pathlib.Path(sys.argv[1])
-    commands = json.loads((build / "compile_commands.json").read_text())
+    commands = json.loads(subprocess.run(["ninja", "-C", build, "-t", "compdb"], check=True, capture_output=True,
+                                         text=True).stdout)
     library = str(pathlib.Path(__file__).resolve().parents[2] / "src") + "/"
-    sources = [entry for entry in commands if entry["file"].startswith(library) and entry["file"].endswith(".cu")]
+    sources = [entry for entry in commands if entry["file"].startswith(library) and entry["output"].endswith(".cu.o")]
     spills, count = [], 0
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         def compile_again(entry):
             command = shlex.split(entry["command"])
-            command[command.index("-o") + 1] = str(pathlib.Path(scratch) / f"{pathlib.Path(entry['file']).stem}.o")
+            to = pathlib.Path(scratch) / pathlib.Path(entry["file"]).stem
+            command[command.index("-o") + 1] = f"{to}.o"
+            command[command.index("-MF") + 1] = f"{to}.d"
             return subprocess.run(command, cwd=entry["directory"], capture_output=True, text=True)
 
         for entry, done in zip(sources, pool.map(compile_again, sources)):
