@@ -320,6 +320,7 @@ TEST(Unions, EveryTileHeight) {
 TEST(Unions, AnyOverlap) {
   uint64_t seed = 20;
   for (const double keep : {1.0, 0.95, 0.5, 0.0}) {
+    if (kSample && keep != 0.5) continue;
     Call call = random_call(seed++, 16, 16, 3000, 64, keep, false);
     call.run();
     ASSERT_NO_FATAL_FAILURE(call.check("keep " + std::to_string(keep)));
@@ -327,7 +328,7 @@ TEST(Unions, AnyOverlap) {
 }
 
 TEST(Unions, HostileInputs) {
-  for (uint64_t seed = 40; seed < (kSample ? 43 : 48); ++seed) {
+  for (uint64_t seed = 40; seed < (kSample ? 42 : 48); ++seed) {
     const int64_t heads = std::vector<int64_t>{4, 8, 16, 128}[seed % 4];
     Call call = random_call(seed, heads, 33, 700, 19, 0.6, true);
     call.run();
@@ -370,6 +371,7 @@ TEST(Unions, LongContextsNeedSeveralWindows) {
   // A window holds 32,768 regions with up to eight rows to a tile, 8,192 with more.
   for (const int64_t heads : {16, 4}) {
     for (const int64_t context : {8 * 32768 + 5, 1000000}) {
+      if (kSample && context == 1000000) continue;
       Call call =
           random_call(static_cast<uint64_t>(context + heads), heads, 20, context, 70, 0.9, false);
       call.run();
