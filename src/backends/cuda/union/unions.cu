@@ -515,9 +515,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       const int32_t of_half = both_batches + (half == 0 ? first_batches : second_batches);
       const int32_t begins = split_begin(batches, split, split_shift);
       const int32_t ends = split_begin(batches, split + 1, split_shift);
-      const int32_t before = steps_before(batch_of, of_half, begins);
+      const int32_t before = begins == 0 ? 0 : steps_before(batch_of, of_half, begins);
+      const int32_t up_to = ends == batches ? of_half : steps_before(batch_of, of_half, ends);
       header.first_step[half] = first_batch + before;
-      header.steps[half] = steps_before(batch_of, of_half, ends) - before;
+      header.steps[half] = up_to - before;
       if (half == 0) {
         header.row = static_cast<int32_t>(first_row) + begin;
         header.rows = tile_rows;
