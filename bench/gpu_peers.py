@@ -74,8 +74,9 @@ def scenarios():
                  change(base, cache="f8_e4m3fn")),
         Scenario("context-16384", "A short context: the cache of the step stays in L2.", change(base, context=16384)),
         Scenario("context-1048576", "A long context: pages come from memory.", change(base, context=1 << 20)),
-        Scenario("rows-16384", "A large chunk: the tail no longer shows.", change(base, rows=16384)),
-        Scenario("groups-4", "Four groups in one call; today's way runs them one by one.", change(base, groups=4)),
+        Scenario("rows-16384", "A large chunk: the tail no longer shows.", change(base, rows=16384), peers=curve),
+        Scenario("groups-4", "Four groups in one call; today's way runs them one by one.", change(base, groups=4),
+                 peers=curve),
         Scenario("dim-128", "A common shape: 8 heads, dim 128, 256 regions.",
                  change(base, dim=128, heads_per_group=8, region_count=256)),
         Scenario("short-requests", "Chunked prefill of many short requests: 64 requests with 64 rows each.",
@@ -611,11 +612,11 @@ def compile_triton(wanted, device, clock):
 
 def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):
     """All scenarios that fit; returns the base step for what runs on it afterwards."""
-    data, base, per_row = recorder.data, None, 0.0
+    data, base, per_row = recorder.data, None, {}  # seconds of a row, by the peers that run
     reserve = 0 if args.only else 0.15 * args.budget  # for the entry points
     for scenario in wanted:
         spec = scenario.spec
-        estimate = 1.0 + per_row * spec.rows * spec.groups
+        estimate = 1.0 + per_row.get(scenario.peers, 0.0) * spec.rows * spec.groups
         if recorder.elapsed() + estimate > args.budget - reserve:
             data["dropped"].append({"name": scenario.name, "purpose": scenario.purpose,
                                     "why": f"{recorder.elapsed():.0f} s of {args.budget:.0f} s were spent"})
@@ -628,7 +629,9 @@ def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):
             print(f"  dropped: {short_reason(error)[:200]}", flush=True)
             continue
         data["scenarios"].append(record)
-        per_row = max(per_row, record["seconds"] / (spec.rows * spec.groups) if spec.rows >= 4096 else 0)
+        if spec.rows >= 4096:
+            seconds = record["seconds"] / (spec.rows * spec.groups)
+            per_row[scenario.peers] = max(per_row.get(scenario.peers, 0.0), seconds)
         base = step if scenario.name == "base" else base
         recorder.save()
     return base
