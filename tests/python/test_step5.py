@@ -85,7 +85,7 @@ def engine_step(seed, rows=12, context=200, heads=4, dim=64, regions=6, block_si
 
 def test_layers_share_a_plan_made_from_bounds():
     table, owners, positions, regions, layers = engine_step(1)
-    plan = step5.CompactPagedPrefill(numpy.zeros(1 << 20, numpy.uint8))
+    plan = step5.CompactPagedPrefill(numpy.zeros(1 << 26, numpy.uint8))
     rows, heads, dim = layers[0][0].shape
     bounds = positions + 17
     plan.plan((rows, heads, dim), ml_dtypes.bfloat16, "cpu", bounds.tolist(), 6, 0.125, 16, contiguous_query=False)

@@ -106,7 +106,7 @@ def planned(step, device, stage):
     query, cache = arguments["query"], arguments["kv_cache"]
     staged = step5.plan_staged_prefill_pages(arguments["block_table"], torch.from_numpy(step.lengths.copy()), cache.shape[2])
     out, lse = torch.full(query.shape, torch.nan, device=device), torch.zeros((rows, heads), device=device)
-    plan = step5.CompactPagedPrefill(torch.empty(1 << 22, dtype=torch.uint8, device=device))
+    plan = step5.CompactPagedPrefill(torch.empty(1 << 26, dtype=torch.uint8, device=device))
     plan.plan((rows, heads // step.groups, dim), query.dtype, torch.device(device), step.positions, step.regions.shape[-1],
               step.scale, cache.shape[2], contiguous_query=False)
     for group in range(step.groups):

@@ -15,7 +15,7 @@ def prefill(step, *, chunk=5, spare=0):
     staging = groups > 1 or first.itemsize == 1
     rows, heads, dim = step.queries[0].shape
     per_group = heads // groups
-    plan = Adapter(numpy.zeros(1 << 20, numpy.uint8)).prepare_prefill_attention(
+    plan = Adapter(numpy.zeros(1 << 26, numpy.uint8)).prepare_prefill_attention(
         (rows, per_group, dim), step.queries[0].dtype, step.positions + spare, step.regions.shape[1], step.scale,
         block_size, contiguous_query=groups == 1)
     if spare:
