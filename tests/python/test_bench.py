@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import json
 import pathlib
 import subprocess
@@ -71,6 +72,11 @@ def test_processes_are_stopped_with_what_they_started(tmp_path):
     state = subprocess.run(["ps", "-o", "stat=", "-p", child.read_text().strip()], capture_output=True, text=True).stdout
     assert state.strip() == "" or state.startswith("Z")
     assert gpu_peers.Group(["true"]).finish(10) == ""
+    told = tmp_path / "told"
+    told.write_text("")
+    assert gpu_peers.Group(["sleep", "60"]).finish(30, quiet=1, grows=told) == "no result in 1 s"
+    talks = f"for i in 1 2 3 4; do sleep 0.6; echo >> {told}; done"
+    assert gpu_peers.Group(["sh", "-c", talks]).finish(60, quiet=2, grows=told) == ""
     assert "exit code 3: why" in gpu_peers.Group(["sh", "-c", "echo why >&2; exit 3"]).finish(10)
 
 
@@ -87,6 +93,28 @@ def test_scenarios():
     assert {s.spec.keep for s in found} >= {1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0}
     assert {s.spec.rows for s in found} >= {256, 1024, 4096, 16384}
     assert {s.spec.context for s in found} >= {16384, 131072, 1 << 20}
+    specs = [s.spec for s in found]
+    assert len(set(specs)) == len(specs)
+    there = {(s.cache, s.rows, s.context, s.keep) for s in specs if s == dataclasses.replace(
+        selections.Spec(), cache=s.cache, rows=s.rows, context=s.context, keep=s.keep)}
+    assert there >= set(itertools.product(("bf16", "f8_e4m3fn"), (256, 1024, 4096, 16384), (16384, 131072, 1 << 20),
+                                          gpu_peers.KEEPS))
+    assert [s.grid for s in found] == sorted(s.grid for s in found)  # single points before the grid
+    assert all(s.spec.rows * s.spec.groups <= 1024 or s.name == "base" for s in found if "torch-sdpa" in s.chosen_peers(
+        ("octopage", "torch-sdpa")))
+
+
+def test_both_caches_share_their_selections():
+    bf16, f8 = SPEC, dataclasses.replace(SPEC, cache="f8_e4m3fn")
+    assert gpu_peers.selection_of(bf16) == gpu_peers.selection_of(f8)
+    rows, shared = gpu_peers.select(gpu_peers.selection_of(f8))
+    mine = selections.make_rows(f8)
+    assert (rows.regions == mine.regions).all() and selections.work(f8, rows, shared) == selections.work(f8, mine)
+
+
+def test_steady_times_need_no_more_calls():
+    timing = pytest.importorskip("peers.timing", exc_type=ImportError)  # which needs torch
+    assert timing.steady([1.0, 1.001, 1.002] * 3 + [1.5]) and not timing.steady([1.0, 1.1] * 5)
 
 
 torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m in ("torch", "triton")),

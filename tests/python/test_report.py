@@ -72,6 +72,16 @@ def test_tables_of_a_run(peers_file):
     assert "performance/overlap.svg" in text and "performance/context.svg" not in text  # one point is no curve
 
 
+def test_a_grid_stands_in_a_table_of_its_own(tmp_path):
+    slow = scenario("grid-256-131072-0.50", rows=256, keep=0.5) | {"grid": True}
+    slow["results"][0]["warm"] = times(2.0)
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps(run([scenario("base"), slow])))
+    text = report_peers.peers_tables(path)
+    assert "grid-256" not in text and "| rows x context | keep 0.95 | keep 0.50 |" in text
+    assert "| 4096 x 131072 | 0.400 (4.00) |  |" in text and "| 256 x 131072 |  | **2.000 (0.80)** |" in text
+
+
 def test_tables_without_octopage_or_peers(tmp_path):
     bare = run([scenario("base")])
     bare["scenarios"][0]["results"] = []
