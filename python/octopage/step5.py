@@ -32,7 +32,8 @@ class StagedPrefillPages(NamedTuple):
 
 
 class PagedPrefillMetadata(NamedTuple):
-    """What an indexer needs to write pages itself."""
+    """What an indexer needs to write pages itself. `block_table` and `indices` are vLLM's names of `table` and `pages`,
+    and read the same."""
 
     owners: Tensor  # [rows] i32
     table: Tensor  # [requests, max_blocks] i32
@@ -40,6 +41,16 @@ class PagedPrefillMetadata(NamedTuple):
     indptr: Tensor  # [rows+1] i32
     block_size: int
     page_stride: int
+
+    @property
+    def block_table(self) -> Tensor:
+        """`table`."""
+        return self.table
+
+    @property
+    def indices(self) -> Tensor:
+        """`pages`."""
+        return self.pages
 
 
 def compact_page_metadata(positions: Any, region_count: int) -> Tuple[Tensor, Tensor]:
