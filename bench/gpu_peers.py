@@ -40,7 +40,7 @@ RULES = [
     "Every result is verified before it is timed: sampled rows against float64 on the stored values, output poisoned with "
     "NaN beforehand; a peer that is wrong is not timed.",
     "A call is warmed up. `warm` repeats it; `cold` overwrites 256 MiB before each repetition, so that nothing is in L2. "
-    "Thirty repetitions, or ten where they lie within 1% of their median; `calls` tells.",
+    "Thirty repetitions, or ten where those spread over less than 2% of their median; `calls` tells.",
     "`layer` counts everything that runs on the device for one layer: unions or fill, staging of an f8 cache, copies of a "
     "group's query and output, attention. It is device time between events, queued behind a sleeping device, so that "
     "Python and launches do not show.",

@@ -9,11 +9,11 @@ FLUSH_BYTES = 256 << 20  # several times any L2 cache
 SLEEP_CYCLES_PER_SECOND = 2e9  # not slower than any clock: the queue is filled before the sleep ends
 
 
-STEADY_CALLS, STEADY = 10, 0.01
+STEADY_CALLS, STEADY = 10, 0.02
 
 
 def steady(times_ms):
-    """Whether all but the extremes lie so near to the median that more calls would tell nothing new."""
+    """Whether they lie so near to their median that more calls would tell nothing new."""
     found = spread(times_ms)
     return found["p90_ms"] - found["p10_ms"] <= STEADY * found["median_ms"]
 

@@ -30,9 +30,9 @@ class NotPlanned(WrongState, AttributeError):
 
 
 def tracing():
-    """Whether torch.compile is reading this call instead of running it."""
+    """Whether torch reads this call instead of running it: torch.compile, fake tensors, make_fx, any dispatch mode."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return torch is not None and (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
 
 
 def shown(value):
@@ -82,13 +82,31 @@ def _check_rank(argument, rank, scalar):
         raise InvalidArgument(f"{argument}: must have {0 if scalar else 1} to 4 dimensions, has {rank}")
 
 
+def no_backward(argument):
+    return (f"{argument}: requires grad, and octopage has no backward pass: call under torch.no_grad(), or give "
+            f"{argument}.detach()")
+
+
 def _torch_view(argument, tensor):
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise ArgumentTypeError(f"{argument}: must lie on the CPU or a CUDA device, lies on {device}")
     if tensor.layout is not sys.modules["torch"].strided:
         raise ArgumentTypeError(f"{argument}: must be a dense tensor, is {tensor.layout}")
-    return _core.tensor(tensor.data_ptr(), dtype_name(argument, tensor.dtype), list(tensor.shape) or [1],
+    if tensor.is_neg():  # its memory holds other values than it shows; lazy conjugates are complex, which no dtype is
+        raise ArgumentTypeError(f"{argument}: must hold its values as they are, is a lazy negation: give "
+                                f"{argument}.resolve_neg()")
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ArgumentTypeError(no_backward(argument))
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:
+        raise ArgumentTypeError(f"{argument}: must have memory of its own, which tensors inside of torch.vmap and "
+                                f"torch.func's transforms lack: {shown(str(error))}") from error
+    if pointer == 0 and tensor.numel() > 0:
+        raise ArgumentTypeError(f"{argument}: must have memory, this {type(tensor).__name__} of shape "
+                                f"{list(tensor.shape)} has none: it is fake, a wrapper, or its storage was freed")
+    return _core.tensor(pointer, dtype_name(argument, tensor.dtype), list(tensor.shape) or [1],
                         list(tensor.stride()) or [1], device.type == "cuda", device.index or 0)
 
 
@@ -131,6 +149,8 @@ def view(argument, tensor, *, write=False, scalar=False, stream=0):
         raise ArgumentTypeError(f"{argument}: must be a tensor (torch, numpy, cupy, jax, or anything with "
                                 f"__dlpack__), is {type(tensor).__name__}")
     if kind in ("torch", "numpy", "cupy"):
+        if kind == "torch" and tensor.is_nested:  # which has no shape
+            raise ArgumentTypeError(f"{argument}: must be a dense tensor, is nested")
         _check_rank(argument, tensor.ndim, scalar)
         described = _torch_view(argument, tensor) if kind == "torch" else _array_view(argument, tensor, kind, write)
         return described, tensor

@@ -107,7 +107,7 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
                         v_scale: Union[None, float, Tensor] = None) -> Tensor:
     """Gathers the staged blocks of `cache` [blocks, 1, block_size, 2*dim] into a contiguous cache of `dtype` (bf16 or
     f16). u8 and f8_e4m3fn caches need both scales, numbers or tensors of one f32 on the device."""
-    blocks = staged.pages if isinstance(staged, StagedPrefillPages) else staged
+    blocks = getattr(staged, "pages", staged)  # an engine's record is as good
     if tracing():
         from .ops import traced_stage_prefill_pages
 
