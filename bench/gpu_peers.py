@@ -33,8 +33,8 @@ from peers.selections import Spec, make_rows, sharing, work  # noqa: E402  (nump
 
 LAYERS = 32  # of a step that shares one plan, for the line that counts planning and Python
 WHOLE_STEPS = ("octopage", "octopage-planned", "today")  # the peers whose whole steps are timed
-ENTRIES_S = 70  # kept for FlashInfer's other entry points, a quarter of the budget at most
-QUIET_S = 30  # an entry point that says nothing for so long is stopped
+ENTRIES_S = 80  # kept for FlashInfer's other entry points, a quarter of the budget at most
+QUIET_S = 25  # an entry point that says nothing for so long is stopped
 
 RULES = [
     "Every result is verified before it is timed: sampled rows against float64 on the stored values, output poisoned with "
@@ -560,7 +560,8 @@ class Build:
         return {**self._about, "ok": not why, "why": why, "seconds": round(time.monotonic() - self._begin, 1)}
 
 
-BACKGROUND = ("BatchAttention", "BatchPrefillWithPagedKVCacheWrapper fa3", "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache")
+BACKGROUND = ("BlockSparseAttentionWrapper, 1 x 8 blocks", "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache", "BatchAttention",
+              "BatchPrefillWithPagedKVCacheWrapper fa3")
 
 
 def describe_run(args, peers, torch, triton):
