@@ -168,15 +168,21 @@ def make_selections(spec):
 
 
 class Recorder:
-    """The JSON of a run; written after every scenario, so that a run that is cut off leaves what it knows."""
+    """The JSON of a run; written every few seconds, so that a run that is cut off leaves what it knows."""
 
     def __init__(self, path, data):
-        self.path, self.data, self.begin = path, data, time.monotonic()
+        self.path, self.data, self.begin, self.saved = path, data, time.monotonic(), -1e9
 
     def elapsed(self):
         return time.monotonic() - self.begin
 
+    def save_now_and_then(self):
+        """Writing hundreds of scenarios after each of them would cost seconds."""
+        if time.monotonic() - self.saved > 5:
+            self.save()
+
     def save(self):
+        self.saved = time.monotonic()
         self.data["elapsed_s"] = round(self.elapsed(), 1)
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -702,7 +708,7 @@ def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):
         if spec.rows >= 4096 and scenario.name != "base":  # which compiles and loads what the others use
             cost[scenario.grid] = max(cost.get(scenario.grid, 0.0), record["seconds"] / amount)
         base = step if scenario.name == "base" else base
-        recorder.save()
+        recorder.save_now_and_then()
     return base
 
 

@@ -87,7 +87,7 @@ def with_all_tensors(device):
     a.update(k_scale=torch.tensor([step.k_scale], device=device), v_scale=torch.tensor([step.v_scale], device=device),
              kv_cache=a["kv_cache"].view(torch.uint8), out=torch.zeros_like(a["query"]),
              lse=torch.zeros(a["query"].shape[:2], device=device), status=torch.zeros(1, dtype=torch.int32, device=device),
-             workspace=torch.zeros(1 << 22, dtype=torch.uint8, device=device))
+             workspace=torch.zeros(1 << 24, dtype=torch.uint8, device=device))
     return a
 
 
