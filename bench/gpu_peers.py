@@ -3,7 +3,10 @@
 
     bench/gpu_peers.py --out measurements/peers-nvidia-h200.json            everything that fits the budget
     bench/gpu_peers.py --budget 280 --out FILE.json                         seconds, kernels compiled at run time included
-    bench/gpu_peers.py --only base --only keep-0.50                         these scenarios
+    bench/gpu_peers.py --only base --only 'keep-*'                          these scenarios; --skip leaves some out
+    bench/gpu_peers.py --skip 'grid-*' --out A.json                         in two calls: single points, entry points
+    bench/gpu_peers.py --only 'grid-*' --out B.json                             and the grid
+    bench/gpu_peers.py --merge A.json B.json --out FILE.json                as one file; needs no GPU
     bench/gpu_peers.py --list                                               scenarios with their purpose
     bench/gpu_peers.py --cpu --out FILE.json                                self-check on tiny shapes without a GPU
 
@@ -16,10 +19,12 @@ import argparse
 import concurrent.futures
 import dataclasses
 import datetime
+import fnmatch
 import json
 import multiprocessing
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,9 +34,11 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
+from peers.merging import merge  # noqa: E402
 from peers.selections import Spec, make_rows, sharing, work  # noqa: E402  (numpy only: workers are forked before torch is there)
 
 LAYERS = 32  # of a step that shares one plan, for the line that counts planning and Python
+ENTRIES = "entries"  # what --only and --skip call FlashInfer's other entry points
 WHOLE_STEPS = ("octopage", "octopage-planned", "today")  # the peers whose whole steps are timed
 ENTRIES_S = 80  # kept for FlashInfer's other entry points, a quarter of the budget at most
 QUIET_S = 25  # an entry point that says nothing for so long is stopped
@@ -579,7 +586,7 @@ def describe_run(args, peers, torch, triton):
         "driver": driver,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "revision": args.revision or output_of(["git", "rev-parse", "HEAD"]),
-        "command": "bench/gpu_peers.py " + " ".join(args.command),
+        "command": "bench/gpu_peers.py " + shlex.join(args.command),
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__,
                      "flashinfer": getattr(peers.flashinfer, "__version__", f"absent: {peers.no_flashinfer}"),
                      "octopage": getattr(peers.octopage, "__version__", f"absent: {peers.no_octopage}")},
@@ -591,17 +598,26 @@ def describe_run(args, peers, torch, triton):
     return data
 
 
+def is_chosen(name, args):
+    return ((not args.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in args.only))
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in args.skip))
+
+
 def chosen_scenarios(args):
-    found = [s for s in scenarios() if s.name in args.only or not args.only and not (args.cpu and s.grid)]
-    missing = set(args.only) - {s.name for s in found}
-    if missing:
-        sys.exit(f"no such scenario: {', '.join(sorted(missing))}; --list shows them")
+    known = scenarios()
+    names = [s.name for s in known] + [ENTRIES]
+    for pattern in args.only + args.skip:
+        if not fnmatch.filter(names, pattern):
+            sys.exit(f"no such scenario: {pattern}; --list shows them")
+    found = [s for s in known if is_chosen(s.name, args) and (args.only or not (args.cpu and s.grid))]
     return [tiny(s) for s in found] if args.cpu else found
 
 
 def measure(args):
     begin = time.monotonic()
-    wanted = chosen_scenarios(args)
+    wanted, wants_entries = chosen_scenarios(args), is_chosen(ENTRIES, args)
+    if not wanted and not wants_entries:
+        sys.exit("--skip leaves nothing of what --only names")
     workers = max(1, min(16, (os.cpu_count() or 2) - 2))
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))
     futures = {}
@@ -621,7 +637,7 @@ def measure(args):
     data = recorder.data
     builds = {}
     if peers.flashinfer and not args.cpu:
-        for dim in sorted({s.spec.dim for s in wanted}, reverse=True):
+        for dim in sorted({s.spec.dim for s in wanted} | ({Spec().dim} if wants_entries else set()), reverse=True):
             builds[dim] = Build("today", dim, args, 8)
     device = "cpu" if args.cpu else "cuda"
     clock = timing.CpuClock() if args.cpu else timing.GpuClock()
@@ -637,14 +653,15 @@ def measure(args):
             peers.no_kernels[dim] = made["why"]
     recorder.save()
     background = {}
-    if peers.flashinfer and not args.cpu and not args.only:
+    if peers.flashinfer and not args.cpu and wants_entries:
         background = {name: Build(name, Spec().dim, args, 3) for name in BACKGROUND}
     try:
-        keep = run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args)
+        reserve = min(ENTRIES_S, 0.25 * args.budget) if wants_entries else 0
+        keep = run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args.budget - reserve)
         if keep is not None:
             data["sustained"] = sustained(keep, peers, ("octopage", "today", "triton-rows"), 2 if args.cpu else 400, clock)
         keep = None
-        if not args.only or args.cpu:
+        if wants_entries:
             entries = list(flashinfer_entries.ENTRIES)
             for name, build in background.items():
                 made = build.finish(0)
@@ -684,17 +701,16 @@ def compile_triton(wanted, device, clock):
             print(f"compiling for {spec}: {short_reason(error)[:200]}", flush=True)
 
 
-def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):
-    """All scenarios that fit; returns the base step for what runs on it afterwards."""
+def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, budget):
+    """All scenarios that fit into `budget` seconds; returns the base step for what runs on it afterwards."""
     data, base, cost = recorder.data, None, {}  # seconds for each row, group and peer, on the grid and off it
-    reserve = 0 if args.only else min(ENTRIES_S, 0.25 * args.budget)
     for scenario in wanted:
         spec = scenario.spec
         amount = spec.rows * spec.groups * len(scenario.chosen_peers(tuple(peers.factories)))
         estimate = 0.5 + cost.get(scenario.grid, 0.0) * amount
-        if recorder.elapsed() + estimate > args.budget - reserve:
+        if recorder.elapsed() + estimate > budget:
             data["dropped"].append({"name": scenario.name, "purpose": scenario.purpose,
-                                    "why": f"{recorder.elapsed():.0f} s of {args.budget:.0f} s were spent"})
+                                    "why": f"{recorder.elapsed():.0f} s of {budget:.0f} s were spent"})
             continue
         print(f"{scenario.name}: {scenario.purpose}", flush=True)
         try:
@@ -725,11 +741,25 @@ def verdict(data):
     return 1 if bad else 0
 
 
+def merge_files(args):
+    if not args.out:
+        sys.exit("--merge needs --out")
+    try:
+        data = merge([json.loads(pathlib.Path(path).read_text()) for path in args.merge])
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"--merge: {short_reason(error)}")
+    pathlib.Path(args.out).write_text(json.dumps(data, indent=1) + "\n")
+    print(f"{len(data['scenarios'])} scenarios, {len(data['dropped'])} dropped, {len(data['runs'])} runs; {args.out}")
+    return verdict(data)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON to write")
     parser.add_argument("--budget", type=float, default=280, help="seconds for everything")
-    parser.add_argument("--only", action="append", default=[], help="a scenario; may be repeated")
+    parser.add_argument("--only", action="append", default=[], help=f"names or patterns of scenarios, or '{ENTRIES}'; may be repeated")
+    parser.add_argument("--skip", action="append", default=[], help="the same, left out")
+    parser.add_argument("--merge", nargs="+", metavar="FILE", help="make one file of several; measures nothing")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--cpu", "--dry-run", action="store_true", help="self-check: tiny shapes on the CPU")
     parser.add_argument("--python", action="append", default=[], help="a folder to put first on Python's path")
@@ -742,8 +772,10 @@ def main():
     sys.path[:0] = args.python
     if args.cpu:
         os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    if args.merge:
+        return merge_files(args)
     if args.list:
-        for scenario in scenarios():
+        for scenario in chosen_scenarios(args):
             print(f"{scenario.name:28s} {scenario.purpose} {scenario.rules}")
         return 0
     if args.build:

@@ -131,7 +131,8 @@ def entries_table(run):
     rows = []
     for entry in run["entries"]:
         if "warm" in entry:
-            ratio = entry["warm"]["median_ms"] / ours["warm"]["median_ms"] if ours else None
+            one_run = base and entry.get("run") == base.get("run")
+            ratio = entry["warm"]["median_ms"] / ours["warm"]["median_ms"] if ours and one_run else None
             rows.append([entry["entry"], f"{entry['warm']['median_ms']:.3f} ms", number(ratio), ""])
         else:
             rows.append([entry["entry"], "", "", refusal(entry)])
@@ -174,19 +175,27 @@ def grid_tables(run):
     return "\n\n".join(parts)
 
 
+def commands_text(run):
+    return ", then ".join(f"command `{part['command']}`, {part['elapsed_s']:.0f} s" for part in run.get("runs") or [run])
+
+
+def roofs_text(run):
+    found = [f"{part['roofs']['matrix_tflops']:.0f} TFLOP/s (bf16 product of torch), {part['roofs']['copy_gbs']:.0f} GB/s (device "
+             "copy, read plus write)" for part in run.get("runs") or [run]]
+    return ", then ".join(found)
+
+
 def peers_tables(path):
     if not path.exists():
         return (f"Not measured yet: `bench/gpu_peers.py --out measurements/{path.name}` on a machine with such a GPU writes the "
                 "file that these tables are made from.")
     whole = json.loads(path.read_text())
     run = {**whole, "scenarios": [s for s in whole["scenarios"] if not s.get("grid")]}
-    roofs, versions = run["roofs"], run["versions"]
-    parts = [f"Measured on: {run['device']}, driver {run['driver']}, {run['date']}, revision {run['revision'][:12]}, command "
-             f"`{run['command']}`, {run['elapsed_s']:.0f} s; torch {versions['torch']}, triton {versions['triton']}, FlashInfer "
-             f"{versions['flashinfer']}.",
-             f"Roofs of the same run: {roofs['matrix_tflops']:.0f} TFLOP/s (bf16 product of torch), {roofs['copy_gbs']:.0f} GB/s "
-             "(device copy, read plus write); the page gather is measured for each scenario. A fraction of the page gather "
-             "above 1 means that pages were shared between rows.",
+    versions = run["versions"]
+    parts = [f"Measured on: {run['device']}, driver {run['driver']}, {run['date']}, revision {run['revision'][:12]}, "
+             f"{commands_text(run)}; torch {versions['torch']}, triton {versions['triton']}, FlashInfer {versions['flashinfer']}.",
+             f"Roofs of the same run: {roofs_text(run)}; the page gather is measured for each scenario. A fraction of the page "
+             "gather above 1 means that pages were shared between rows.",
              octopage_table(run), plot_links(run), speeds_table(run), end_to_end_table(run),
              "Where octopage is slower:", slower_list(run), grid_tables(whole)]
     if run.get("sustained"):
