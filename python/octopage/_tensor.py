@@ -82,9 +82,16 @@ def _check_rank(argument, rank, scalar):
         raise InvalidArgument(f"{argument}: must have {0 if scalar else 1} to 4 dimensions, has {rank}")
 
 
-def no_backward(argument):
-    return (f"{argument}: requires grad, and octopage has no backward pass: call under torch.no_grad(), or give "
-            f"{argument}.detach()")
+def refuse_derivatives(argument, tensor):
+    """Where torch records gradients, or carries tangents forward, a result without them would pass for a constant."""
+    torch = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentTypeError(f"{argument}: requires grad, and octopage has no backward pass: call under torch.no_grad(), or "
+                                f"give {argument}.detach()")
+    forward = torch.autograd.forward_ad  # of most calls no level is open; no_grad() does not close one
+    if forward._current_level >= 0 and tensor.is_floating_point() and forward.unpack_dual(tensor).tangent is not None:
+        raise ArgumentTypeError(f"{argument}: is a dual tensor of forward-mode differentiation, which octopage has none of: "
+                                f"give torch.autograd.forward_ad.unpack_dual({argument}).primal")
 
 
 def _torch_view(argument, tensor):
@@ -96,8 +103,7 @@ def _torch_view(argument, tensor):
     if tensor.is_neg():  # its memory holds other values than it shows; lazy conjugates are complex, which no dtype is
         raise ArgumentTypeError(f"{argument}: must hold its values as they are, is a lazy negation: give "
                                 f"{argument}.resolve_neg()")
-    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
-        raise ArgumentTypeError(no_backward(argument))
+    refuse_derivatives(argument, tensor)
     try:
         pointer = tensor.data_ptr()
     except RuntimeError as error:

@@ -131,6 +131,55 @@ def test_gradients_are_refused_where_torch_records_them(name, device):
         torch.compile(lambda: octopage.sparse_prefill(**asked), backend="eager", fullgraph=True)()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["query", "k_scale", "v_scale", "out", "lse"])
+def test_dual_tensors_are_refused(name, device):
+    """Their tangents would be lost, and those of an output would stay as they were."""
+    from torch.autograd import forward_ad
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    a = with_all_tensors(device)
+    expected = octopage.sparse_prefill(**a).clone()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a[name].clone(), torch.ones_like(a[name]))
+        for context in (torch.enable_grad, torch.no_grad, Passing):  # the last takes the operators' way
+            with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: is a dual tensor"), context():
+                octopage.sparse_prefill(**{**a, name: dual})
+        assert torch.equal(octopage.sparse_prefill(**{**a, name: forward_ad.unpack_dual(dual).primal}), expected)
+
+
+def test_plans_refuse_what_has_derivatives_or_no_memory():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd import forward_ad
+
+    plan = step5.CompactPagedPrefill()
+    plan.plan((2, 1, 64), torch.float16, "cpu", [9, 40], 2, 1.0, 16, contiguous_query=False)
+    query, cache = torch.zeros(2, 1, 64, dtype=torch.float16), torch.zeros(4, 1, 16, 128, dtype=torch.float16)
+    regions, owners = torch.tensor([[0, 1], [0, 5]], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    table, out = torch.arange(4, dtype=torch.int32)[None], torch.zeros_like(query)
+    plan.prepare_chunk(0, query, cache, regions, table, owners)
+    with pytest.raises(octopage.ArgumentTypeError, match="^query: requires grad"):
+        plan.prepare_chunk(0, query.clone().requires_grad_(), cache, regions, table, owners)
+    with pytest.raises(octopage.ArgumentTypeError, match="^cache: requires grad"):
+        plan.finish(None, cache.clone().requires_grad_(), out)
+    with forward_ad.dual_level(), pytest.raises(octopage.ArgumentTypeError, match="^cache: is a dual tensor"):
+        plan.finish(None, forward_ad.make_dual(cache, torch.ones_like(cache)), out)
+    with pytest.raises(octopage.ArgumentTypeError, match="^regions: must have memory"):
+        torch.vmap(lambda regions: plan.prepare_chunk(0, query, cache, regions, table, owners))(regions[None])
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in (cache, out)]
+    with mode, pytest.raises(octopage.ArgumentTypeError, match="must have memory"):
+        plan.finish(None, *fakes)
+    for positions in (torch._neg_view(torch.tensor([-9, -40])), mode.from_tensor(torch.tensor([9, 40]))):
+        with pytest.raises(octopage.ArgumentTypeError, match="^positions: "):
+            plan.plan((2, 1, 64), torch.float16, "cpu", positions, 2, 1.0, 16)
+    plan.finish(None, cache, out)  # and the plan is as good as before
+
+
 @pytest.mark.parametrize("name", ["query", "kv_cache", "block_table", "owners", "positions", "regions", "k_scale", "v_scale",
                                   "out", "lse", "status", "workspace"])
 def test_tensors_without_memory_are_refused(name):
