@@ -2,8 +2,11 @@
 """octopage beside its peers on one GPU, in one run: verified, then timed, written as JSON.
 
     bench/gpu_peers.py --out measurements/peers-nvidia-h200.json            everything that fits the budget
-    bench/gpu_peers.py --budget 170 --out FILE.json                         seconds, kernels compiled at run time included
-    bench/gpu_peers.py --only base --only keep-0.50                         these scenarios
+    bench/gpu_peers.py --budget 280 --out FILE.json                         seconds, kernels compiled at run time included
+    bench/gpu_peers.py --only base --only 'keep-*'                          these scenarios; --skip leaves some out
+    bench/gpu_peers.py --skip 'grid-*' --out A.json                         in two calls: single points, entry points
+    bench/gpu_peers.py --only 'grid-*' --out B.json                             and the grid
+    bench/gpu_peers.py --merge A.json B.json --out FILE.json                as one file; needs no GPU
     bench/gpu_peers.py --list                                               scenarios with their purpose
     bench/gpu_peers.py --cpu --out FILE.json                                self-check on tiny shapes without a GPU
 
@@ -16,10 +19,12 @@ import argparse
 import concurrent.futures
 import dataclasses
 import datetime
+import fnmatch
 import json
 import multiprocessing
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,19 +34,28 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
-from peers.selections import Spec, make_rows, work  # noqa: E402  (numpy only: workers are forked before torch is there)
+from peers.merging import merge  # noqa: E402
+from peers.selections import Spec, make_rows, sharing, work  # noqa: E402  (numpy only: workers are forked before torch is there)
 
 LAYERS = 32  # of a step that shares one plan, for the line that counts planning and Python
+ENTRIES = "entries"  # what --only and --skip call FlashInfer's other entry points
+WHOLE_STEPS = ("octopage", "octopage-planned", "today")  # the peers whose whole steps are timed
+ENTRIES_S = 80  # kept for FlashInfer's other entry points, a quarter of the budget at most
+QUIET_S = 25  # an entry point that says nothing for so long is stopped
 
 RULES = [
     "Every result is verified before it is timed: sampled rows against float64 on the stored values, output poisoned with "
     "NaN beforehand; a peer that is wrong is not timed.",
-    "A call is warmed up. `warm` repeats it; `cold` overwrites 256 MiB before each repetition, so that nothing is in L2.",
+    "A call is warmed up. `warm` repeats it; `cold` overwrites 256 MiB before each repetition, so that nothing is in L2. "
+    "Thirty repetitions, or ten where those spread over less than 2% of their median; `calls` tells.",
     "`layer` counts everything that runs on the device for one layer: unions or fill, staging of an f8 cache, copies of a "
     "group's query and output, attention. It is device time between events, queued behind a sleeping device, so that "
     "Python and launches do not show.",
     "`layer_wall` is the wall time of the same from an idle device: Python and launches included. `plan_wall` is planning "
-    f"once per step on the host. `step_wall_per_layer` is the wall time of plan and {LAYERS} layers over {LAYERS}.",
+    f"once per step on the host. `step_wall_per_layer` is the wall time of plan and {LAYERS} layers over {LAYERS}, of "
+    f"{', '.join(WHOLE_STEPS)}.",
+    "torch gather + SDPA runs at the base point and where rows times groups are at most 1024. Scenarios of the grid time "
+    "octopage and today's layer alone, with ten repetitions at most and no whole steps.",
     "Useful work is 4 * dim operations for each head and token that a row attends to: valid tokens only. Gathered bytes are "
     "K and V of every selected page, once per row that selects it.",
     "The roofs are measured in the same run: a bf16 product of torch, a Triton kernel that only loads the scenario's pages row "
@@ -56,6 +70,18 @@ class Scenario:
     spec: Spec
     rules: str = ""  # beyond RULES
     peers: tuple = ()  # () is all
+    grid: bool = False  # one point among many: few repetitions, no whole steps
+
+    def chosen_peers(self, every):
+        """Of `every` peer, those that run here: torch gathers copies of all that is selected, for small shapes only."""
+        small = self.name == "base" or self.spec.rows * self.spec.groups <= 1024
+        return tuple(name for name in self.peers or every if small or name != "torch-sdpa")
+
+
+KEEPS = (1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0)
+CONTEXTS = (131072, 16384, 1 << 20)
+COMMON = {"dim": 128, "heads_per_group": 8, "region_count": 256}
+F8 = {"cache": "f8_e4m3fn"}
 
 
 def scenarios():
@@ -63,42 +89,65 @@ def scenarios():
     base = Spec()
     change = dataclasses.replace
     curve = ("octopage", "octopage-portable", "today", "today-attention")
-    found = [Scenario("base", "The Step-5 shape at the overlap that models show: how far ahead of today's way?", base)]
+    found = [
+        Scenario("base", "The Step-5 shape at the overlap that models show: how far ahead of today's way?", base),
+        Scenario("f8", "An f8 cache at the base point: half the bytes, and today's way stages it.", change(base, **F8)),
+        Scenario("rows-16384", "A large chunk: the tail no longer shows.", change(base, rows=16384), peers=curve),
+        Scenario("groups-4", "Four groups in one call; today's way runs them one by one.", change(base, groups=4),
+                 peers=curve),
+        Scenario("f8-groups-4", "Four groups of an f8 cache.", change(base, groups=4, **F8), peers=curve),
+        Scenario("f8-context-1048576", "A long f8 context: staging copies all of it for every layer.",
+                 change(base, context=1 << 20, **F8), peers=curve),
+    ]
     for keep in (0.5, 0.0, 0.8, 0.87, 1.0, 0.97):
         found.append(Scenario(f"keep-{keep:.2f}", "Overlap of neighbouring rows: what sharing pages is worth.",
                               change(base, keep=keep), peers=() if keep in (0.5, 0.0) else curve + ("triton-rows",)))
     found += [
         Scenario("rows-256", "Few rows: tiles do not fill the chip.", change(base, rows=256)),
         Scenario("rows-1024", "A medium chunk.", change(base, rows=1024)),
-        Scenario("f8", "An f8 cache at the base point: half the bytes, and today's way stages it.",
-                 change(base, cache="f8_e4m3fn")),
         Scenario("context-16384", "A short context: the cache of the step stays in L2.", change(base, context=16384)),
         Scenario("context-1048576", "A long context: pages come from memory.", change(base, context=1 << 20)),
-        Scenario("rows-16384", "A large chunk: the tail no longer shows.", change(base, rows=16384), peers=curve),
-        Scenario("groups-4", "Four groups in one call; today's way runs them one by one.", change(base, groups=4),
-                 peers=curve),
-        Scenario("dim-128", "A common shape: 8 heads, dim 128, 256 regions.",
-                 change(base, dim=128, heads_per_group=8, region_count=256)),
+        Scenario("dim-128", "A common shape: 8 heads, dim 128, 256 regions.", change(base, **COMMON)),
         Scenario("short-requests", "Chunked prefill of many short requests: 64 requests with 64 rows each.",
                  change(base, requests=64, context=8192)),
-        Scenario("f8-keep-0.50", "An f8 cache at low overlap.", change(base, cache="f8_e4m3fn", keep=0.5), peers=curve),
-        Scenario("f8-keep-0.00", "An f8 cache, rows that share nothing.", change(base, cache="f8_e4m3fn", keep=0.0), peers=curve),
         Scenario("shortest-requests", "256 requests with 16 rows each whose whole context is selected.",
                  change(base, requests=256, context=2048), "All regions of the context are selected: keep has no effect.",
                  curve),
-        Scenario("f8-groups-4", "Four groups of an f8 cache.", change(base, groups=4, cache="f8_e4m3fn"), peers=curve),
-        Scenario("dim-128-f8", "The common shape with an f8 cache.",
-                 change(base, dim=128, heads_per_group=8, region_count=256, cache="f8_e4m3fn"), peers=curve),
+        Scenario("f8-short-requests", "Chunked prefill of many short requests over an f8 cache.",
+                 change(base, requests=64, context=8192, **F8), peers=curve),
+        Scenario("f8-keep-0.50", "An f8 cache at low overlap.", change(base, keep=0.5, **F8), peers=curve),
+        Scenario("f8-keep-0.00", "An f8 cache, rows that share nothing.", change(base, keep=0.0, **F8), peers=curve),
+        Scenario("dim-128-f8", "The common shape with an f8 cache.", change(base, **COMMON, **F8), peers=curve),
+        Scenario("rows-16384-context-1048576", "A large chunk of a long context.",
+                 change(base, rows=16384, context=1 << 20), peers=curve),
     ]
-    for rows in (512, 2048, 8192):
+    for rows in (8192, 512, 2048):
         found.append(Scenario(f"rows-{rows}", "Scaling with the rows of a chunk.", change(base, rows=rows), peers=curve))
     for context in (262144, 32768, 524288, 65536):
         found.append(Scenario(f"context-{context}", "Scaling with the context.", change(base, context=context), peers=curve))
-    found.append(Scenario("rows-16384-context-1048576", "A large chunk of a long context.",
-                          change(base, rows=16384, context=1 << 20), peers=curve))
-    found.append(Scenario("f8-context-1048576", "A long f8 context: staging copies all of it for every layer.",
-                          change(base, context=1 << 20, cache="f8_e4m3fn"), peers=curve))
-    return found
+    return found + grid({s.spec for s in found})
+
+
+def grid(there):
+    """Rows by context by overlap, for both cache types; four groups and the common shape along the axes. Without the
+    points that are `there` already."""
+    base, change = Spec(), dataclasses.replace
+    specs = [change(base, rows=rows, context=context, keep=keep, **cache) for context in CONTEXTS for cache in ({}, F8)
+             for keep in KEEPS for rows in (4096, 16384, 1024, 256)]
+    for cache in ({}, F8):
+        for other in ({"groups": 4}, COMMON):
+            specs += [change(base, rows=rows, context=context, **other, **cache) for context in CONTEXTS
+                      for rows in (256, 1024, 4096, 16384)]
+            specs += [change(base, keep=keep, **other, **cache) for keep in KEEPS]
+    specs = [spec for spec in dict.fromkeys(specs) if spec not in there]
+    return [Scenario(grid_name(spec), "A point of the grid: rows, context and overlap together.", spec,
+                     peers=("octopage", "today"), grid=True) for spec in specs]
+
+
+def grid_name(spec):
+    kind = "".join(word for word, there in (("dim-128-", spec.dim == 128), ("groups-4-", spec.groups == 4),
+                                            ("f8-", spec.cache != "bf16")) if there)
+    return f"grid-{kind}{spec.rows}-{spec.context}-{spec.keep:.2f}"
 
 
 def tiny(scenario):
@@ -109,22 +158,38 @@ def tiny(scenario):
     return dataclasses.replace(scenario, spec=spec)
 
 
-def make_selections(spec):
+def selection_of(spec):
+    """What selections depend on: caches of both types share them."""
+    return dataclasses.replace(spec, cache="bf16")
+
+
+def select(spec):
     """In a worker: what is slow on the host."""
     rows = make_rows(spec)
-    return rows, work(spec, rows)
+    return rows, sharing(spec, rows)
+
+
+def make_selections(spec):
+    rows, shared = select(spec)
+    return rows, work(spec, rows, shared)
 
 
 class Recorder:
-    """The JSON of a run; written after every scenario, so that a run that is cut off leaves what it knows."""
+    """The JSON of a run; written every few seconds, so that a run that is cut off leaves what it knows."""
 
     def __init__(self, path, data):
-        self.path, self.data, self.begin = path, data, time.monotonic()
+        self.path, self.data, self.begin, self.saved = path, data, time.monotonic(), -1e9
 
     def elapsed(self):
         return time.monotonic() - self.begin
 
+    def save_now_and_then(self):
+        """Writing hundreds of scenarios after each of them would cost seconds."""
+        if time.monotonic() - self.saved > 5:
+            self.save()
+
     def save(self):
+        self.saved = time.monotonic()
         self.data["elapsed_s"] = round(self.elapsed(), 1)
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,29 +304,29 @@ class AttentionOnly:
         self._module.attend(0, out)
 
 
-def time_peer(peer, out, clock, heavy):
-    """Cold and warm device times, and the wall times."""
-    calls = 5 if heavy else 30
+def time_peer(peer, out, clock, calls, whole_step):
+    """Cold and warm device times, and the wall times; `whole_step`: of planning and of a step of many layers, too."""
 
     def layer():
         peer.layer(out)
 
     result = {"warm": clock.device(layer, calls, cold=False), "cold": clock.device(layer, calls, cold=True),
-              "layer_wall": clock.host(layer, 5)}
-    if hasattr(peer, "plan"):
+              "layer_wall": clock.host(layer, min(5, calls))}
+    if not whole_step:
+        return result
+    plans = hasattr(peer, "plan")
+    if plans:
         result["plan_wall"] = clock.host(peer.plan, 5)
-
     layers = clock.layers(LAYERS)
 
     def step():
-        if hasattr(peer, "plan"):
+        if plans:
             peer.plan()
         for _ in range(layers):
             peer.layer(out)
 
-    if not heavy:
-        whole = clock.host(step, 3)
-        result["step_wall_per_layer"] = {k: v / layers if k.endswith("_ms") else v for k, v in whole.items()}
+    whole = clock.host(step, 3)
+    result["step_wall_per_layer"] = {k: v / layers if k.endswith("_ms") else v for k, v in whole.items()}
     return result
 
 
@@ -304,7 +369,7 @@ def predicted_bound(costs, roofs):
     return {"times_ms": times, "binds": max(times, key=times.get)}
 
 
-def run_peer(name, peers, step, verifier, clock, roofs):
+def run_peer(name, peers, step, verifier, clock, roofs, grid):
     """One peer on one step: made, verified, timed; or the reason why not."""
     import torch
 
@@ -323,7 +388,8 @@ def run_peer(name, peers, step, verifier, clock, roofs):
         peer.layer(out)
         clock.synchronize()
         record["verified"] = verifier.check(out, bound)
-        record.update(time_peer(peer, out, clock, heavy=name == "torch-sdpa"))
+        calls = 3 if name == "torch-sdpa" else 10 if grid else 30
+        record.update(time_peer(peer, out, clock, calls, whole_step=name in WHOLE_STEPS and not grid))
         add_rates(record, step.work, roofs)
     except Exception as error:  # noqa: BLE001
         record["failed"] = short_reason(error)
@@ -341,14 +407,16 @@ def run_scenario(scenario, selections, peers, clock, device, machine_roofs):
         roofs["gather_gbs"] = gather_roof(step, clock)
     except Exception as error:  # noqa: BLE001
         roofs["gather_failed"] = short_reason(error)
-    record = {"name": scenario.name, "purpose": scenario.purpose, "rules": scenario.rules, "spec": dataclasses.asdict(spec),
+    record = {"name": scenario.name, "purpose": scenario.purpose, "rules": scenario.rules, "grid": scenario.grid,
+              "spec": dataclasses.asdict(spec),
               "work": step.work, "roofs": roofs, "predicted": predicted_bound(step.work, roofs), "results": []}
     verifier = steps.Verifier(step)
-    for name in scenario.peers or tuple(peers.factories):
-        result = run_peer(name, peers, step, verifier, clock, roofs)
+    for name in scenario.chosen_peers(tuple(peers.factories)):
+        result = run_peer(name, peers, step, verifier, clock, roofs, scenario.grid)
         record["results"].append(result)
         print(line_of(result), flush=True)
     record["seconds"] = round(time.monotonic() - begin, 2)
+    print(f"  {record['seconds']:.2f} s", flush=True)
     return record, step
 
 
@@ -447,7 +515,7 @@ def run_entries(names, seconds, args):
             command = [sys.executable, __file__, "--out", str(out)] + (["--cpu"] if args.cpu else [])
             command += [part for folder in args.python for part in ("--python", folder)]
             process = Group(command + ["--entries", *left])
-            why = process.finish(remaining) or "its process ended without a result"
+            why = process.finish(remaining, quiet=QUIET_S, grows=out) or "its process ended without a result"
             known = [json.loads(line) for line in out.read_text().splitlines()]
             results += known
             left = left[len(known):]
@@ -465,13 +533,22 @@ class Group:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors, env=environment,
                                          start_new_session=True)
 
-    def finish(self, seconds):
-        """Waits as long and stops what is not done by then; "" where it succeeded, else the reason."""
-        try:
-            code = self._process.wait(max(0.1, seconds))
-        except subprocess.TimeoutExpired:
-            self.stop()
-            return "not finished within the budget"
+    def finish(self, seconds, quiet=None, grows=None):
+        """Waits as long and stops what is not done by then, or while the file `grows` has not grown for `quiet` seconds;
+        "" where it succeeded, else the reason."""
+        stop, size = time.monotonic() + max(0.1, seconds), -1
+        while True:
+            now = time.monotonic()
+            if quiet and grows.stat().st_size != size:
+                size, silent = grows.stat().st_size, now + quiet
+            until = min(stop, silent) if quiet else stop
+            try:
+                code = self._process.wait(max(0.0, min(until - now, 0.5)))
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= until:
+                    self.stop()
+                    return "not finished within the budget" if until == stop else f"no result in {quiet} s"
         self._errors.seek(0)
         return "" if code == 0 else f"exit code {code}: {self._errors.read().strip()[-400:]}"
 
@@ -496,7 +573,8 @@ class Build:
         return {**self._about, "ok": not why, "why": why, "seconds": round(time.monotonic() - self._begin, 1)}
 
 
-BACKGROUND = ("BatchAttention", "BatchPrefillWithPagedKVCacheWrapper fa3", "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache")
+BACKGROUND = ("BlockSparseAttentionWrapper, 1 x 8 blocks", "BatchPrefillWithPagedKVCacheWrapper fa2, f8 cache", "BatchAttention",
+              "BatchPrefillWithPagedKVCacheWrapper fa3")
 
 
 def describe_run(args, peers, torch, triton):
@@ -508,7 +586,7 @@ def describe_run(args, peers, torch, triton):
         "driver": driver,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "revision": args.revision or output_of(["git", "rev-parse", "HEAD"]),
-        "command": "bench/gpu_peers.py " + " ".join(args.command),
+        "command": "bench/gpu_peers.py " + shlex.join(args.command),
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__,
                      "flashinfer": getattr(peers.flashinfer, "__version__", f"absent: {peers.no_flashinfer}"),
                      "octopage": getattr(peers.octopage, "__version__", f"absent: {peers.no_octopage}")},
@@ -520,20 +598,32 @@ def describe_run(args, peers, torch, triton):
     return data
 
 
+def is_chosen(name, args):
+    return ((not args.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in args.only))
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in args.skip))
+
+
 def chosen_scenarios(args):
-    found = [s for s in scenarios() if not args.only or s.name in args.only]
-    missing = set(args.only) - {s.name for s in found}
-    if missing:
-        sys.exit(f"no such scenario: {', '.join(sorted(missing))}; --list shows them")
+    known = scenarios()
+    names = [s.name for s in known] + [ENTRIES]
+    for pattern in args.only + args.skip:
+        if not fnmatch.filter(names, pattern):
+            sys.exit(f"no such scenario: {pattern}; --list shows them")
+    found = [s for s in known if is_chosen(s.name, args) and (args.only or not (args.cpu and s.grid))]
     return [tiny(s) for s in found] if args.cpu else found
 
 
 def measure(args):
     begin = time.monotonic()
-    wanted = chosen_scenarios(args)
-    workers = max(1, min(8, (os.cpu_count() or 2) - 2))
+    wanted, wants_entries = chosen_scenarios(args), is_chosen(ENTRIES, args)
+    if not wanted and not wants_entries:
+        sys.exit("--skip leaves nothing of what --only names")
+    workers = max(1, min(16, (os.cpu_count() or 2) - 2))
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"))
-    futures = {s.name: pool.submit(make_selections, s.spec) for s in wanted}
+    futures = {}
+    for scenario in wanted:
+        key = selection_of(scenario.spec)
+        futures[key] = futures.get(key) or pool.submit(select, key)
     import torch
     import triton
 
@@ -547,7 +637,7 @@ def measure(args):
     data = recorder.data
     builds = {}
     if peers.flashinfer and not args.cpu:
-        for dim in sorted({s.spec.dim for s in wanted}, reverse=True):
+        for dim in sorted({s.spec.dim for s in wanted} | ({Spec().dim} if wants_entries else set()), reverse=True):
             builds[dim] = Build("today", dim, args, 8)
     device = "cpu" if args.cpu else "cuda"
     clock = timing.CpuClock() if args.cpu else timing.GpuClock()
@@ -563,14 +653,15 @@ def measure(args):
             peers.no_kernels[dim] = made["why"]
     recorder.save()
     background = {}
-    if peers.flashinfer and not args.cpu and not args.only:
+    if peers.flashinfer and not args.cpu and wants_entries:
         background = {name: Build(name, Spec().dim, args, 3) for name in BACKGROUND}
     try:
-        keep = run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args)
+        reserve = min(ENTRIES_S, 0.25 * args.budget) if wants_entries else 0
+        keep = run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args.budget - reserve)
         if keep is not None:
             data["sustained"] = sustained(keep, peers, ("octopage", "today", "triton-rows"), 2 if args.cpu else 400, clock)
         keep = None
-        if not args.only or args.cpu:
+        if wants_entries:
             entries = list(flashinfer_entries.ENTRIES)
             for name, build in background.items():
                 made = build.finish(0)
@@ -610,30 +701,30 @@ def compile_triton(wanted, device, clock):
             print(f"compiling for {spec}: {short_reason(error)[:200]}", flush=True)
 
 
-def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, args):
-    """All scenarios that fit; returns the base step for what runs on it afterwards."""
-    data, base, per_row = recorder.data, None, {}  # seconds of a row, by the peers that run
-    reserve = 0 if args.only else 0.15 * args.budget  # for the entry points
+def run_scenarios(wanted, futures, peers, clock, device, roofs, recorder, budget):
+    """All scenarios that fit into `budget` seconds; returns the base step for what runs on it afterwards."""
+    data, base, cost = recorder.data, None, {}  # seconds for each row, group and peer, on the grid and off it
     for scenario in wanted:
         spec = scenario.spec
-        estimate = 1.0 + per_row.get(scenario.peers, 0.0) * spec.rows * spec.groups
-        if recorder.elapsed() + estimate > args.budget - reserve:
+        amount = spec.rows * spec.groups * len(scenario.chosen_peers(tuple(peers.factories)))
+        estimate = 0.5 + cost.get(scenario.grid, 0.0) * amount
+        if recorder.elapsed() + estimate > budget:
             data["dropped"].append({"name": scenario.name, "purpose": scenario.purpose,
-                                    "why": f"{recorder.elapsed():.0f} s of {args.budget:.0f} s were spent"})
+                                    "why": f"{recorder.elapsed():.0f} s of {budget:.0f} s were spent"})
             continue
         print(f"{scenario.name}: {scenario.purpose}", flush=True)
         try:
-            record, step = run_scenario(scenario, futures[scenario.name].result(), peers, clock, device, roofs)
+            rows, shared = futures[selection_of(spec)].result()
+            record, step = run_scenario(scenario, (rows, work(spec, rows, shared)), peers, clock, device, roofs)
         except Exception as error:  # noqa: BLE001
             data["dropped"].append({"name": scenario.name, "purpose": scenario.purpose, "why": short_reason(error)})
             print(f"  dropped: {short_reason(error)[:200]}", flush=True)
             continue
         data["scenarios"].append(record)
-        if spec.rows >= 4096:
-            seconds = record["seconds"] / (spec.rows * spec.groups)
-            per_row[scenario.peers] = max(per_row.get(scenario.peers, 0.0), seconds)
+        if spec.rows >= 4096 and scenario.name != "base":  # which compiles and loads what the others use
+            cost[scenario.grid] = max(cost.get(scenario.grid, 0.0), record["seconds"] / amount)
         base = step if scenario.name == "base" else base
-        recorder.save()
+        recorder.save_now_and_then()
     return base
 
 
@@ -650,11 +741,25 @@ def verdict(data):
     return 1 if bad else 0
 
 
+def merge_files(args):
+    if not args.out:
+        sys.exit("--merge needs --out")
+    try:
+        data = merge([json.loads(pathlib.Path(path).read_text()) for path in args.merge])
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"--merge: {short_reason(error)}")
+    pathlib.Path(args.out).write_text(json.dumps(data, indent=1) + "\n")
+    print(f"{len(data['scenarios'])} scenarios, {len(data['dropped'])} dropped, {len(data['runs'])} runs; {args.out}")
+    return verdict(data)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON to write")
-    parser.add_argument("--budget", type=float, default=170, help="seconds for everything")
-    parser.add_argument("--only", action="append", default=[], help="a scenario; may be repeated")
+    parser.add_argument("--budget", type=float, default=280, help="seconds for everything")
+    parser.add_argument("--only", action="append", default=[], help=f"names or patterns of scenarios, or '{ENTRIES}'; may be repeated")
+    parser.add_argument("--skip", action="append", default=[], help="the same, left out")
+    parser.add_argument("--merge", nargs="+", metavar="FILE", help="make one file of several; measures nothing")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--cpu", "--dry-run", action="store_true", help="self-check: tiny shapes on the CPU")
     parser.add_argument("--python", action="append", default=[], help="a folder to put first on Python's path")
@@ -667,8 +772,10 @@ def main():
     sys.path[:0] = args.python
     if args.cpu:
         os.environ.update(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    if args.merge:
+        return merge_files(args)
     if args.list:
-        for scenario in scenarios():
+        for scenario in chosen_scenarios(args):
             print(f"{scenario.name:28s} {scenario.purpose} {scenario.rules}")
         return 0
     if args.build:

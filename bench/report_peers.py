@@ -131,7 +131,8 @@ def entries_table(run):
     rows = []
     for entry in run["entries"]:
         if "warm" in entry:
-            ratio = entry["warm"]["median_ms"] / ours["warm"]["median_ms"] if ours else None
+            one_run = base and entry.get("run") == base.get("run")
+            ratio = entry["warm"]["median_ms"] / ours["warm"]["median_ms"] if ours and one_run else None
             rows.append([entry["entry"], f"{entry['warm']['median_ms']:.3f} ms", number(ratio), ""])
         else:
             rows.append([entry["entry"], "", "", refusal(entry)])
@@ -143,20 +144,60 @@ def plot_links(run):
                        if len(curve_scenarios(run, pattern, key)) > 1)
 
 
+def grid_tables(run):
+    """Rows by context and overlap, a table for each shape; empty without points of a grid."""
+    varied = ("rows", "context", "keep")
+    shapes = {}
+    for s in run["scenarios"]:
+        kind = tuple(sorted((k, v) for k, v in s["spec"].items() if k not in varied))
+        shapes.setdefault(kind, []).append(s)
+    parts = []
+    for kind, found in shapes.items():
+        if not any(s.get("grid") for s in found):
+            continue
+        keeps = sorted({s["spec"]["keep"] for s in found}, reverse=True)
+        cells = {}
+        for s in found:
+            ours, ratio = timed(s, "octopage"), speed(s, "today")
+            if ours:
+                text = f"{ours['warm']['median_ms']:.3f}" + (f" ({ratio:.2f})" if ratio else "")
+                cells[s["spec"]["rows"], s["spec"]["context"], s["spec"]["keep"]] = f"**{text}**" if ratio and ratio < 1 else text
+        places = sorted({key[:2] for key in cells})
+        shape = dict(kind)
+        parts += [f"{shape['cache']} cache, {shape['groups']} group{'s' * (shape['groups'] > 1)}, {shape['heads_per_group']} heads "
+                  f"for each, dim {shape['dim']}, {shape['region_count']} regions:",
+                  table(["rows x context"] + [f"keep {keep:.2f}" for keep in keeps],
+                        [[f"{rows} x {context}"] + [cells.get((rows, context, keep), "") for keep in keeps]
+                         for rows, context in places])]
+    if parts:
+        parts.insert(0, "The grid: octopage's warm time of a layer in ms, and its speed over today's layer; bold where today's is "
+                        "faster.")
+    return "\n\n".join(parts)
+
+
+def commands_text(run):
+    return ", then ".join(f"command `{part['command']}`, {part['elapsed_s']:.0f} s" for part in run.get("runs") or [run])
+
+
+def roofs_text(run):
+    found = [f"{part['roofs']['matrix_tflops']:.0f} TFLOP/s (bf16 product of torch), {part['roofs']['copy_gbs']:.0f} GB/s (device "
+             "copy, read plus write)" for part in run.get("runs") or [run]]
+    return ", then ".join(found)
+
+
 def peers_tables(path):
     if not path.exists():
         return (f"Not measured yet: `bench/gpu_peers.py --out measurements/{path.name}` on a machine with such a GPU writes the "
                 "file that these tables are made from.")
-    run = json.loads(path.read_text())
-    roofs, versions = run["roofs"], run["versions"]
-    parts = [f"Measured on: {run['device']}, driver {run['driver']}, {run['date']}, revision {run['revision'][:12]}, command "
-             f"`{run['command']}`, {run['elapsed_s']:.0f} s; torch {versions['torch']}, triton {versions['triton']}, FlashInfer "
-             f"{versions['flashinfer']}.",
-             f"Roofs of the same run: {roofs['matrix_tflops']:.0f} TFLOP/s (bf16 product of torch), {roofs['copy_gbs']:.0f} GB/s "
-             "(device copy, read plus write); the page gather is measured for each scenario. A fraction of the page gather "
-             "above 1 means that pages were shared between rows.",
+    whole = json.loads(path.read_text())
+    run = {**whole, "scenarios": [s for s in whole["scenarios"] if not s.get("grid")]}
+    versions = run["versions"]
+    parts = [f"Measured on: {run['device']}, driver {run['driver']}, {run['date']}, revision {run['revision'][:12]}, "
+             f"{commands_text(run)}; torch {versions['torch']}, triton {versions['triton']}, FlashInfer {versions['flashinfer']}.",
+             f"Roofs of the same run: {roofs_text(run)}; the page gather is measured for each scenario. A fraction of the page "
+             "gather above 1 means that pages were shared between rows.",
              octopage_table(run), plot_links(run), speeds_table(run), end_to_end_table(run),
-             "Where octopage is slower:", slower_list(run)]
+             "Where octopage is slower:", slower_list(run), grid_tables(whole)]
     if run.get("sustained"):
         rows = [[PEER_NAMES[r["peer"]], f"{r['mean_ms']:.3f} ms" if "mean_ms" in r else r["failed"]] for r in run["sustained"]]
         parts += ["Base scenario, many layers back to back, mean of one:", table(["", "time"], rows)]

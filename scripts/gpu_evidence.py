@@ -25,6 +25,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKENDS = ("cuda-sm80", "cuda-sm90a")
+PYTHON_TESTS = [f"tests/python/test_{name}.py" for name in ("gpu", "torch", "vllm_wheel", "docs")]
 # Which tests run under which tool: racecheck slows them down a thousandfold.
 SANITIZED = {
     "cuda-sm80": {"all": "-Large*:Fill.SeventyThousandRows:Stream*:Union*",
@@ -145,10 +146,10 @@ def run_peer(scratch):
 
 
 def run_python(programs):
-    """The package built on the installed library, and its GPU tests."""
+    """The package built on the installed library, and all of its tests that use a GPU."""
     if programs["carry"] is None:
         return {"exit_code": 77, "why": "no --carry"}
-    code, output = run(["bash", "scripts/python-prebuilt.sh", programs["carry"], "tests/python/test_gpu.py", "-rs"], 300)
+    code, output = run(["bash", "scripts/python-prebuilt.sh", programs["carry"], *PYTHON_TESTS, "-rs"], 600)
     counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)", output.strip().split("\n")[-1])}
     return {"exit_code": code, **counts, "left_out": re.findall(r"^SKIPPED .*", output, re.MULTILINE),
             "output_end": "" if code == 0 else output[-2000:]}
@@ -160,7 +161,7 @@ def run_peers(programs, out, revision):
         return {"exit_code": 77, "why": "no --carry"}
     path = os.pathsep.join(filter(None, [str(ROOT / "build/python-site"), os.environ.get("PYTHONPATH")]))
     file = out.with_name("peers-" + out.name)
-    code, output = run([sys.executable, "bench/gpu_peers.py", "--revision", revision, "--out", file], 300,
+    code, output = run([sys.executable, "bench/gpu_peers.py", "--revision", revision, "--out", file], 400,
                        os.environ | {"PYTHONPATH": path})
     return {"exit_code": code, "file": file.name, "output_end": output[-500:]}
 

@@ -161,7 +161,7 @@ def _page_table(step, module):
     return table, ((counts - 1) * 8 + last).to(torch.int32).to(pages.device)
 
 
-# In the order of what is worth knowing most; the first three need no kernels beyond those of today's module, and the last
+# In the order of what is worth knowing most; the first two need no kernels beyond those of today's module, and the last
 # two look for their kernels on the network.
 ENTRIES = {
     "BatchPrefillWithPagedKVCacheWrapper fa2, split allowed": paged_prefill_split,
@@ -188,6 +188,10 @@ def build_kernels(flashinfer_name, dim):
         spec = jit.gen_batch_prefill_module("fa3", bf16, bf16, bf16, i32, dim, dim, 0, False, False, False)
     elif flashinfer_name.endswith("f8 cache"):
         spec = jit.gen_batch_prefill_module("fa2", bf16, f8, bf16, i32, dim, dim, 0, False, False, False)
+    elif flashinfer_name.startswith("BlockSparse"):  # its mask is packed by a module of its own
+        from flashinfer.jit.quantization import gen_quantization_module
+
+        spec = gen_quantization_module()
     elif flashinfer_name == "today":
         spec = jit.gen_batch_prefill_module("fa2", bf16, bf16, bf16, i32, dim, dim, 0, False, False, False)
     else:

@@ -145,17 +145,24 @@ def distinct_regions(spec, rows):
     return total
 
 
-def work(spec, rows):
-    """What a step costs: operations and bytes, valid tokens and entries only."""
+def sharing(spec, rows):
+    """How rows share pages, which is what is slow to count; the same for every type of cache."""
+    return {"unions": {height: union_factor(spec, rows, height) for height in (4, 8)},
+            "distinct_regions": distinct_regions(spec, rows)}
+
+
+def work(spec, rows, shared=None):
+    """What a step costs: operations and bytes, valid tokens and entries only. `shared` is what `sharing` says."""
+    shared = shared or sharing(spec, rows)
     flops = 4 * spec.dim * spec.heads * visible_tokens(rows)
     entries = int(rows.counts.sum()) * spec.groups
     query_and_output = 2 * spec.rows * spec.heads * spec.dim * 2
-    unions = {height: union_factor(spec, rows, height) for height in (4, 8)}
+    unions = shared["unions"]
     return {
         "useful_flops": flops,
         "selected_pages": entries,
         "row_by_row_bytes": entries * spec.page_bytes,
         "union_factor": {str(height): factor for height, factor in unions.items()},
         "union_of_8_bytes": int(entries * spec.page_bytes * unions[8] / 8),
-        "compulsory_bytes": distinct_regions(spec, rows) * spec.page_bytes + query_and_output + entries * 4,
+        "compulsory_bytes": shared["distinct_regions"] * spec.page_bytes + query_and_output + entries * 4,
     }

@@ -9,6 +9,15 @@ FLUSH_BYTES = 256 << 20  # several times any L2 cache
 SLEEP_CYCLES_PER_SECOND = 2e9  # not slower than any clock: the queue is filled before the sleep ends
 
 
+STEADY_CALLS, STEADY = 10, 0.02
+
+
+def steady(times_ms):
+    """Whether they lie so near to their median that more calls would tell nothing new."""
+    found = spread(times_ms)
+    return found["p90_ms"] - found["p10_ms"] <= STEADY * found["median_ms"]
+
+
 def spread(times_ms):
     ordered = sorted(times_ms)
     return {"median_ms": statistics.median(ordered), "p10_ms": ordered[int(0.1 * (len(ordered) - 1))],
@@ -38,7 +47,7 @@ class GpuClock:
         return queued
 
     def device(self, call, calls, cold, longest_s=1.5):
-        """Spread of `calls` calls, fewer if they would take longer than `longest_s` in all."""
+        """Spread of `calls` calls; fewer if they would take longer than `longest_s` in all, or once they are steady."""
         sleep = int((1.5 * self._host_seconds(call) + 40e-6) * SLEEP_CYCLES_PER_SECOND)
         times, stop = [], time.perf_counter() + longest_s
         for i in range(calls):
@@ -51,7 +60,7 @@ class GpuClock:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end))
-            if time.perf_counter() > stop and len(times) >= 3:
+            if time.perf_counter() > stop and len(times) >= 3 or len(times) == STEADY_CALLS and steady(times):
                 break
         return spread(times)
 

@@ -30,9 +30,9 @@ class NotPlanned(WrongState, AttributeError):
 
 
 def tracing():
-    """Whether torch.compile is reading this call instead of running it."""
+    """Whether torch reads this call instead of running it: torch.compile, fake tensors, make_fx, any dispatch mode."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    return torch is not None and (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
 
 
 def shown(value):
@@ -82,13 +82,37 @@ def _check_rank(argument, rank, scalar):
         raise InvalidArgument(f"{argument}: must have {0 if scalar else 1} to 4 dimensions, has {rank}")
 
 
+def refuse_derivatives(argument, tensor):
+    """Where torch records gradients, or carries tangents forward, a result without them would pass for a constant."""
+    torch = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ArgumentTypeError(f"{argument}: requires grad, and octopage has no backward pass: call under torch.no_grad(), or "
+                                f"give {argument}.detach()")
+    forward = torch.autograd.forward_ad  # of most calls no level is open; no_grad() does not close one
+    if forward._current_level >= 0 and tensor.is_floating_point() and forward.unpack_dual(tensor).tangent is not None:
+        raise ArgumentTypeError(f"{argument}: is a dual tensor of forward-mode differentiation, which octopage has none of: "
+                                f"give torch.autograd.forward_ad.unpack_dual({argument}).primal")
+
+
 def _torch_view(argument, tensor):
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise ArgumentTypeError(f"{argument}: must lie on the CPU or a CUDA device, lies on {device}")
     if tensor.layout is not sys.modules["torch"].strided:
         raise ArgumentTypeError(f"{argument}: must be a dense tensor, is {tensor.layout}")
-    return _core.tensor(tensor.data_ptr(), dtype_name(argument, tensor.dtype), list(tensor.shape) or [1],
+    if tensor.is_neg():  # its memory holds other values than it shows; lazy conjugates are complex, which no dtype is
+        raise ArgumentTypeError(f"{argument}: must hold its values as they are, is a lazy negation: give "
+                                f"{argument}.resolve_neg()")
+    refuse_derivatives(argument, tensor)
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:
+        raise ArgumentTypeError(f"{argument}: must have memory of its own, which tensors inside of torch.vmap and "
+                                f"torch.func's transforms lack: {shown(str(error))}") from error
+    if pointer == 0 and tensor.numel() > 0:
+        raise ArgumentTypeError(f"{argument}: must have memory, this {type(tensor).__name__} of shape "
+                                f"{list(tensor.shape)} has none: it is fake, a wrapper, or its storage was freed")
+    return _core.tensor(pointer, dtype_name(argument, tensor.dtype), list(tensor.shape) or [1],
                         list(tensor.stride()) or [1], device.type == "cuda", device.index or 0)
 
 
@@ -131,6 +155,8 @@ def view(argument, tensor, *, write=False, scalar=False, stream=0):
         raise ArgumentTypeError(f"{argument}: must be a tensor (torch, numpy, cupy, jax, or anything with "
                                 f"__dlpack__), is {type(tensor).__name__}")
     if kind in ("torch", "numpy", "cupy"):
+        if kind == "torch" and tensor.is_nested:  # which has no shape
+            raise ArgumentTypeError(f"{argument}: must be a dense tensor, is nested")
         _check_rank(argument, tensor.ndim, scalar)
         described = _torch_view(argument, tensor) if kind == "torch" else _array_view(argument, tensor, kind, write)
         return described, tensor

@@ -1,8 +1,8 @@
 """Operators of torch: `torch.ops.octopage.sparse_prefill`, `fill_prefill_pages`, `stage_prefill_pages`.
 
 Importing this module registers them; `octopage.sparse_prefill` and the page functions of `octopage.step5` import it by
-themselves where torch.compile traces them. Each writes into tensors that its schema declares as mutated and returns
-nothing. Outside of a compiled graph the functions of the package do the same without torch's dispatcher.
+themselves where torch.compile, fake tensors or another dispatch mode of torch read a call. Each writes into tensors that its schema declares as mutated and returns
+nothing. Everywhere else the functions of the package do the same without torch's dispatcher.
 """
 
 from typing import Optional
@@ -14,7 +14,7 @@ import octopage
 from octopage import step5
 
 from ._errors import InvalidArgument
-from ._tensor import _LONG_NAMES, dtype_name
+from ._tensor import _LONG_NAMES, dtype_name, refuse_derivatives
 
 __all__ = ["fill_prefill_pages", "sparse_prefill", "stage_prefill_pages"]
 
@@ -82,8 +82,16 @@ def _tensor(scale):
     return scale if isinstance(scale, Tensor) else None
 
 
+def _refuse_derivatives(**tensors):
+    """In a graph, torch would leave the operator out of derivatives without a word."""
+    for argument, tensor in tensors.items():
+        if isinstance(tensor, Tensor):
+            refuse_derivatives(argument, tensor)
+
+
 def traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regions, scale, k_scale, v_scale, out,
                           out_dtype, lse, workspace, backend, strict, status, batch_invariant):
+    _refuse_derivatives(query=query, kv_cache=kv_cache, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
     if out is None:
         dtype = query.dtype if out_dtype is None else _torch_dtype("out_dtype", out_dtype)
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
@@ -96,11 +104,13 @@ def traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regio
 
 
 def traced_fill_prefill_pages(regions, table, owners, indptr, pages, block_size, query, contiguous_query, page_stride):
+    _refuse_derivatives(query=query, contiguous_query=contiguous_query)
     torch.ops.octopage.fill_prefill_pages(regions, table, owners, indptr, pages, query, contiguous_query,
                                           block_size, block_size // 8 if page_stride is None else page_stride)
 
 
 def traced_stage_prefill_pages(cache, blocks, dtype, k_scale, v_scale):
+    _refuse_derivatives(cache=cache, k_scale=k_scale, v_scale=v_scale)
     output = torch.empty((blocks.shape[0], 1, cache.shape[2], cache.shape[3]), dtype=_torch_dtype("dtype", dtype),
                          device=cache.device)
     torch.ops.octopage.stage_prefill_pages(cache, blocks, output, _value(k_scale), _value(v_scale), _tensor(k_scale),

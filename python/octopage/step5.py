@@ -32,7 +32,8 @@ class StagedPrefillPages(NamedTuple):
 
 
 class PagedPrefillMetadata(NamedTuple):
-    """What an indexer needs to write pages itself."""
+    """What an indexer needs to write pages itself. `block_table` and `indices` are vLLM's names of `table` and `pages`,
+    and read the same."""
 
     owners: Tensor  # [rows] i32
     table: Tensor  # [requests, max_blocks] i32
@@ -40,6 +41,16 @@ class PagedPrefillMetadata(NamedTuple):
     indptr: Tensor  # [rows+1] i32
     block_size: int
     page_stride: int
+
+    @property
+    def block_table(self) -> Tensor:
+        """`table`."""
+        return self.table
+
+    @property
+    def indices(self) -> Tensor:
+        """`pages`."""
+        return self.pages
 
 
 def compact_page_metadata(positions: Any, region_count: int) -> Tuple[Tensor, Tensor]:
@@ -96,7 +107,7 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
                         v_scale: Union[None, float, Tensor] = None) -> Tensor:
     """Gathers the staged blocks of `cache` [blocks, 1, block_size, 2*dim] into a contiguous cache of `dtype` (bf16 or
     f16). u8 and f8_e4m3fn caches need both scales, numbers or tensors of one f32 on the device."""
-    blocks = staged.pages if isinstance(staged, StagedPrefillPages) else staged
+    blocks = getattr(staged, "pages", staged)  # an engine's record is as good
     if tracing():
         from .ops import traced_stage_prefill_pages
 

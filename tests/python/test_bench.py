@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import json
 import pathlib
 import subprocess
@@ -71,6 +72,11 @@ def test_processes_are_stopped_with_what_they_started(tmp_path):
     state = subprocess.run(["ps", "-o", "stat=", "-p", child.read_text().strip()], capture_output=True, text=True).stdout
     assert state.strip() == "" or state.startswith("Z")
     assert gpu_peers.Group(["true"]).finish(10) == ""
+    told = tmp_path / "told"
+    told.write_text("")
+    assert gpu_peers.Group(["sleep", "60"]).finish(30, quiet=1, grows=told) == "no result in 1 s"
+    talks = f"for i in 1 2 3 4; do sleep 0.6; echo >> {told}; done"
+    assert gpu_peers.Group(["sh", "-c", talks]).finish(60, quiet=2, grows=told) == ""
     assert "exit code 3: why" in gpu_peers.Group(["sh", "-c", "echo why >&2; exit 3"]).finish(10)
 
 
@@ -87,6 +93,94 @@ def test_scenarios():
     assert {s.spec.keep for s in found} >= {1.0, 0.97, 0.95, 0.87, 0.8, 0.5, 0.0}
     assert {s.spec.rows for s in found} >= {256, 1024, 4096, 16384}
     assert {s.spec.context for s in found} >= {16384, 131072, 1 << 20}
+    specs = [s.spec for s in found]
+    assert len(set(specs)) == len(specs)
+    there = {(s.cache, s.rows, s.context, s.keep) for s in specs if s == dataclasses.replace(
+        selections.Spec(), cache=s.cache, rows=s.rows, context=s.context, keep=s.keep)}
+    assert there >= set(itertools.product(("bf16", "f8_e4m3fn"), (256, 1024, 4096, 16384), (16384, 131072, 1 << 20),
+                                          gpu_peers.KEEPS))
+    assert [s.grid for s in found] == sorted(s.grid for s in found)  # single points before the grid
+    assert all(s.spec.rows * s.spec.groups <= 1024 or s.name == "base" for s in found if "torch-sdpa" in s.chosen_peers(
+        ("octopage", "torch-sdpa")))
+
+
+def test_both_caches_share_their_selections():
+    bf16, f8 = SPEC, dataclasses.replace(SPEC, cache="f8_e4m3fn")
+    assert gpu_peers.selection_of(bf16) == gpu_peers.selection_of(f8)
+    rows, shared = gpu_peers.select(gpu_peers.selection_of(f8))
+    mine = selections.make_rows(f8)
+    assert (rows.regions == mine.regions).all() and selections.work(f8, rows, shared) == selections.work(f8, mine)
+
+
+def test_steady_times_need_no_more_calls():
+    timing = pytest.importorskip("peers.timing", exc_type=ImportError)  # which needs torch
+    assert timing.steady([1.0, 1.005, 1.01] * 3 + [1.0]) and not timing.steady([1.0] * 9 + [1.1])
+
+
+def chosen(**options):
+    args = argparse.Namespace(**{"only": [], "skip": [], "cpu": False, **options})
+    return [s.name for s in gpu_peers.chosen_scenarios(args)], gpu_peers.is_chosen(gpu_peers.ENTRIES, args)
+
+
+def test_names_and_patterns_choose():
+    every = [s.name for s in gpu_peers.scenarios()]
+    points = [s.name for s in gpu_peers.scenarios() if not s.grid]
+    assert chosen() == (every, True) and chosen(skip=["grid-*"]) == (points, True)
+    assert chosen(only=["grid-*"]) == (every[len(points):], False)
+    assert chosen(only=["base", "keep-*"], skip=["keep-0.8?"])[0] == [
+        n for n in points if n == "base" or n.startswith("keep") and n not in ("keep-0.80", "keep-0.87")]
+    assert chosen(only=["entries"]) == ([], True) and chosen(skip=["entries"]) == (every, False)
+    assert chosen(cpu=True)[0] == points and chosen(cpu=True, only=["grid-f8-*-0.50"])[0]
+    for wrong in ({"only": ["keep-0.99"]}, {"skip": ["nothing-*"]}):
+        with pytest.raises(SystemExit, match="no such scenario"):
+            chosen(**wrong)
+
+
+def part(number, scenarios=(), entries=(), dropped=(), **changes):
+    return {"format": "octopage-peers-1", "device": "A GPU", "driver": "1", "revision": "r", "versions": {"torch": "1"},
+            "layers_of_a_step": 32, "rules": ["x"], "date": "2000-01-01", "command": f"call {number}", "elapsed_s": 10.0,
+            "budget_s": 20, "roofs": {"matrix_tflops": 700.0 + number}, "kernels": [{"kernels": number}],
+            "scenarios": [{"name": n, "of": number, "results": []} for n in scenarios],
+            "entries": [{"entry": n, **how} for n, how in entries], "dropped": [{"name": n} for n in dropped], **changes}
+
+
+def test_parts_of_a_measurement_become_one():
+    late = {"dropped": "no time left"}
+    first = part(1, ["base", "f8"], [("X", {"warm": 1}), ("Y", late)], ["grid-a", "grid-b"], sustained=[{"peer": "octopage"}])
+    second = part(2, ["f8", "grid-a"], [("X", late), ("Y", {"warm": 2})])
+    whole = gpu_peers.merge([first, second])
+    assert [(s["name"], s["of"], s["run"]) for s in whole["scenarios"]] == [("base", 1, 0), ("f8", 2, 1), ("grid-a", 2, 1)]
+    assert [(e["entry"], e.get("warm"), e["run"]) for e in whole["entries"]] == [("X", 1, 0), ("Y", 2, 1)]
+    assert [d["name"] for d in whole["dropped"]] == ["grid-b"] and whole["sustained"] == first["sustained"]
+    assert whole["command"] == "call 1 && call 2" and (whole["elapsed_s"], whole["budget_s"]) == (20.0, 40)
+    assert [r["roofs"]["matrix_tflops"] for r in whole["runs"]] == [701.0, 702.0] and whole["date"] == "2000-01-01"
+    more = gpu_peers.merge([whole, part(3, ["grid-b"])])  # what was merged can be added to
+    assert len(more["runs"]) == 3 and more["scenarios"][-1]["run"] == 2 and more["scenarios"][1]["run"] == 1
+    assert more["dropped"] == []
+    for key, value in (("revision", "q"), ("device", "Another"), ("rules", []), ("versions", {"torch": "2"})):
+        with pytest.raises(ValueError, match=f"file 2 is no part of the same measurement: {key}"):
+            gpu_peers.merge([first, part(2, **{key: value})])
+
+
+def test_a_merged_file_is_judged_as_its_parts_are(tmp_path):
+    bad = part(2, ["f8"])
+    bad["scenarios"][0]["results"] = [{"peer": "today", "failed": "AssertionError: relative error"}]
+    names = []
+    for name, data in (("a", part(1, ["base"])), ("b", part(2, ["f8"])), ("bad", bad), ("other", part(2, device="Another"))):
+        names.append(tmp_path / name)
+        names[-1].write_text(json.dumps(data))
+    a, b, bad, other = names
+
+    def run(*files):
+        out = tmp_path / "whole.json"
+        out.unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--merge", *files, "--out", out], capture_output=True,
+                              text=True)
+        return done.returncode, out.exists(), done.stdout + done.stderr
+
+    assert run(a, b)[:2] == (0, True) and run(a, bad)[:2] == (1, True)
+    for refused in (run(a, other), run(a, tmp_path / "none")):
+        assert refused[:2] == (1, False) and "Traceback" not in refused[2]
 
 
 torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m in ("torch", "triton")),
@@ -97,7 +191,7 @@ torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m 
 def test_harness_without_a_gpu(tmp_path):
     out = tmp_path / "peers.json"
     done = subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--cpu", "--python", ROOT / "tests/python/fakes",
-                           "--only", "base", "--only", "f8", "--only", "groups-4", "--out", out, "--budget", "500"],
+                           "--only", "base", "--only", "f8", "--only", "groups-4", "--only", "entries", "--out", out, "--budget", "500"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(out.read_text())
@@ -116,6 +210,23 @@ def test_harness_without_a_gpu(tmp_path):
     assert "fa3" in entries["BatchPrefillWithPagedKVCacheWrapper fa3"]["refused"]
     wrong = entries["BatchDecodeWithPagedKVCacheWrapper, tensor cores"]
     assert "relative error" in wrong["refused"] and "warm" not in wrong
+
+
+@torch_and_triton
+def test_two_calls_make_one_file(tmp_path):
+    parts = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, options in zip(parts, (["--only", "base", "--only", "rows-25?", "--skip", "rows-*"], ["--only", "grid-f8-256-16384-0.5*"])):
+        done = subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--cpu", "--python", ROOT / "tests/python/fakes",
+                               *options, "--out", path, "--budget", "500"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads(path.read_text())["entries"] == []
+    whole = tmp_path / "whole.json"
+    done = subprocess.run([sys.executable, ROOT / "bench/gpu_peers.py", "--merge", *parts, "--out", whole], capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads(whole.read_text())
+    assert [(s["name"], s["run"], s["grid"]) for s in run["scenarios"]] == [("base", 0, False), ("grid-f8-256-16384-0.50", 1, True)]
+    assert "'grid-f8-256-16384-0.5*'" in run["command"] and len(run["runs"]) == 2
 
 
 @torch_and_triton

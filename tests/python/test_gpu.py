@@ -308,6 +308,50 @@ def test_a_plan_is_refused_while_its_stream_is_captured():
     assert plan.indptr.tolist() == before
 
 
+def test_a_graph_of_all_that_step5_does_for_an_indexer():
+    """One capture: staging planned and done, exact positions, a standalone fill, attention; `plan` is refused in it."""
+    torch = pytest.importorskip("torch")
+    made = [make_step(seed, cache=F8, groups=1) for seed in (31, 32)]
+    steps, scalars, lengths = [m[0] for m in made], made[0][1], made[0][2]
+    inputs = on_torch(steps[0])
+    shape = steps[0]["query"].shape
+    scales = [torch.tensor(scalars[name], device="cuda") for name in ("k_scale", "v_scale")]
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
+    out, lse = torch.zeros(shape, device="cuda"), torch.zeros(shape[:2], device="cuda")
+    copied = torch.zeros_like(inputs["query"])
+
+    def plan_it():
+        plan.plan(shape, torch.bfloat16, "cuda", [700] * shape[0], 12, scalars["scale"], 32)
+
+    def work():
+        staged = step5.plan_staged_prefill_pages(inputs["block_table"], lengths, 32)
+        cache = step5.stage_prefill_pages(inputs["kv_cache"], staged, torch.bfloat16, *scales)
+        plan.fixup_positions(inputs["positions"])
+        metadata = plan.page_metadata(staged.table, inputs["owners"], step5.kv_page_stride(cache))
+        step5.fill_prefill_pages(inputs["regions"][:, 0], metadata.block_table, metadata.owners, metadata.indptr,
+                                 metadata.indices, metadata.block_size, inputs["query"], copied, metadata.page_stride)
+        plan.finish(inputs["query"], cache, out, lse=lse)
+
+    plan_it()
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+        with pytest.raises(octopage.WrongState, match="plan"):
+            plan_it()
+    for step in (steps[1], steps[0]):
+        change_to(inputs, step)
+        plan_it()
+        for tensor in (out, lse, copied):
+            tensor.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(copied, inputs["query"])
+        assert_close(torch_host(out), None, reference(step, scalars)[0], None, 8e-3)
+        replayed = out.clone()
+        work()
+        assert torch.equal(replayed, out)
+
+
 # --- an engine's prefill step -------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,29 @@ def test_tables_of_a_run(peers_file):
     assert "performance/overlap.svg" in text and "performance/context.svg" not in text  # one point is no curve
 
 
+def test_a_grid_stands_in_a_table_of_its_own(tmp_path):
+    slow = scenario("grid-256-131072-0.50", rows=256, keep=0.5) | {"grid": True}
+    slow["results"][0]["warm"] = times(2.0)
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps(run([scenario("base"), slow])))
+    text = report_peers.peers_tables(path)
+    assert "grid-256" not in text and "| rows x context | keep 0.95 | keep 0.50 |" in text
+    assert "| 4096 x 131072 | 0.400 (4.00) |  |" in text and "| 256 x 131072 |  | **2.000 (0.80)** |" in text
+
+
+def test_a_merged_run_names_its_parts(tmp_path):
+    merged = run([scenario("base") | {"run": 0}])
+    merged["entries"] = [{"entry": "X", "warm": times(0.8), "run": 0}, {"entry": "Y", "warm": times(0.8), "run": 1}]
+    merged["runs"] = [{"command": f"call {i}", "elapsed_s": 10.0 + i, "roofs": {"matrix_tflops": 700.0 + i, "copy_gbs": 4e3}}
+                      for i in range(2)]
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(merged))
+    text = report_peers.peers_tables(path)
+    assert "command `call 0`, 10 s, then command `call 1`, 11 s; torch" in text
+    assert "700 TFLOP/s" in text and "701 TFLOP/s" in text
+    assert "| X | 0.800 ms | 2.00 |" in text and "| Y | 0.800 ms |  |" in text  # no ratio of two runs
+
+
 def test_tables_without_octopage_or_peers(tmp_path):
     bare = run([scenario("base")])
     bare["scenarios"][0]["results"] = []

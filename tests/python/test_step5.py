@@ -117,6 +117,8 @@ def test_an_indexer_writes_its_pages():
     metadata = plan.page_metadata(table, owners, stride)
     assert metadata.block_size == 16 and metadata.page_stride == stride == 2
     assert metadata.pages.ctypes.data == plan.pages.ctypes.data
+    assert metadata.indices is metadata.pages and metadata.block_table is metadata.table is table  # vLLM's names
+    assert metadata._fields == ("owners", "table", "pages", "indptr", "block_size", "page_stride")
     step5.fill_prefill_pages(regions, metadata.table, metadata.owners, metadata.indptr, metadata.pages,
                              metadata.block_size, None, None, metadata.page_stride)
     out = numpy.zeros(query.shape, numpy.float32)

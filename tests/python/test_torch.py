@@ -77,6 +77,181 @@ def test_mistakes_have_words():
             assert word in str(raised.value)
 
 
+FLOATS = ("query", "kv_cache", "k_scale", "v_scale", "out", "lse")
+
+
+def with_all_tensors(device):
+    """Arguments of a call with every tensor there, and functions that read them."""
+    step = case("fp8_cache_scaled")
+    a = arguments_of(step, device)
+    a.update(k_scale=torch.tensor([step.k_scale], device=device), v_scale=torch.tensor([step.v_scale], device=device),
+             kv_cache=a["kv_cache"].view(torch.uint8), out=torch.zeros_like(a["query"]),
+             lse=torch.zeros(a["query"].shape[:2], device=device), status=torch.zeros(1, dtype=torch.int32, device=device),
+             workspace=torch.zeros(1 << 24, dtype=torch.uint8, device=device))
+    return a
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["query", "k_scale", "v_scale", "out", "lse", "positions", "owners", "regions"])
+def test_lazy_negations_are_refused(name, device):
+    a = with_all_tensors(device)
+    octopage.sparse_prefill(**a)
+    with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: .*resolve_neg"):
+        octopage.sparse_prefill(**{**a, name: torch._neg_view(a[name])})
+    if name == "query":
+        right = octopage.sparse_prefill(**{**a, name: torch._neg_view(a[name]).resolve_neg()}).clone()
+        assert torch.equal(right, octopage.sparse_prefill(**{**a, name: -a[name]}))
+
+
+def test_lazy_conjugates_are_refused():
+    a = with_all_tensors("cpu")
+    complex_query = torch.zeros(a["query"].shape, dtype=torch.complex64).conj()
+    for query in (complex_query, complex_query.imag):
+        with pytest.raises(octopage.ArgumentTypeError, match="^query: "):
+            octopage.sparse_prefill(**{**a, "query": query})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FLOATS)
+def test_gradients_are_refused_where_torch_records_them(name, device):
+    a = with_all_tensors(device)
+    if name == "kv_cache":
+        a[name] = a[name].view(torch.float8_e4m3fn).to(torch.bfloat16)
+        a.update(k_scale=None, v_scale=None)
+    expected = octopage.sparse_prefill(**a).clone()
+    asked = {**a, name: a[name].clone().requires_grad_()}
+    with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: requires grad.*no backward"):
+        octopage.sparse_prefill(**asked)
+    with torch.no_grad():
+        assert torch.equal(octopage.sparse_prefill(**asked), expected)
+    with torch.inference_mode():
+        assert torch.equal(octopage.sparse_prefill(**asked), expected)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="requires grad|Observed exception"):
+        torch.compile(lambda: octopage.sparse_prefill(**asked), backend="eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["query", "k_scale", "v_scale", "out", "lse"])
+def test_dual_tensors_are_refused(name, device):
+    """Their tangents would be lost, and those of an output would stay as they were."""
+    from torch.autograd import forward_ad
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    a = with_all_tensors(device)
+    expected = octopage.sparse_prefill(**a).clone()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a[name].clone(), torch.ones_like(a[name]))
+        for context in (torch.enable_grad, torch.no_grad, Passing):  # the last takes the operators' way
+            with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: is a dual tensor"), context():
+                octopage.sparse_prefill(**{**a, name: dual})
+        assert torch.equal(octopage.sparse_prefill(**{**a, name: forward_ad.unpack_dual(dual).primal}), expected)
+
+
+def test_plans_refuse_what_has_derivatives_or_no_memory():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd import forward_ad
+
+    plan = step5.CompactPagedPrefill()
+    plan.plan((2, 1, 64), torch.float16, "cpu", [9, 40], 2, 1.0, 16, contiguous_query=False)
+    query, cache = torch.zeros(2, 1, 64, dtype=torch.float16), torch.zeros(4, 1, 16, 128, dtype=torch.float16)
+    regions, owners = torch.tensor([[0, 1], [0, 5]], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    table, out = torch.arange(4, dtype=torch.int32)[None], torch.zeros_like(query)
+    plan.prepare_chunk(0, query, cache, regions, table, owners)
+    with pytest.raises(octopage.ArgumentTypeError, match="^query: requires grad"):
+        plan.prepare_chunk(0, query.clone().requires_grad_(), cache, regions, table, owners)
+    with pytest.raises(octopage.ArgumentTypeError, match="^cache: requires grad"):
+        plan.finish(None, cache.clone().requires_grad_(), out)
+    with forward_ad.dual_level(), pytest.raises(octopage.ArgumentTypeError, match="^cache: is a dual tensor"):
+        plan.finish(None, forward_ad.make_dual(cache, torch.ones_like(cache)), out)
+    with pytest.raises(octopage.ArgumentTypeError, match="^regions: must have memory"):
+        torch.vmap(lambda regions: plan.prepare_chunk(0, query, cache, regions, table, owners))(regions[None])
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(t) for t in (cache, out)]
+    with mode, pytest.raises(octopage.ArgumentTypeError, match="must have memory"):
+        plan.finish(None, *fakes)
+    for positions in (torch._neg_view(torch.tensor([-9, -40])), mode.from_tensor(torch.tensor([9, 40]))):
+        with pytest.raises(octopage.ArgumentTypeError, match="^positions: "):
+            plan.plan((2, 1, 64), torch.float16, "cpu", positions, 2, 1.0, 16)
+    plan.finish(None, cache, out)  # and the plan is as good as before
+
+
+@pytest.mark.parametrize("name", ["query", "kv_cache", "block_table", "owners", "positions", "regions", "k_scale", "v_scale",
+                                  "out", "lse", "status", "workspace"])
+def test_tensors_without_memory_are_refused(name):
+    """A fake status or workspace must not pass for one that is absent."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    a = with_all_tensors("cpu")
+    with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: must have memory"):
+        octopage.sparse_prefill(**{**a, name: FakeTensorMode().from_tensor(a[name])})
+    freed = a[name].clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(octopage.ArgumentTypeError, match=f"^{name}: must have memory"):
+        octopage.sparse_prefill(**{**a, name: freed})
+
+
+def test_transforms_of_functions_are_refused():
+    a = arguments_of(case("region_edges"), "cpu")
+    query = a.pop("query")
+
+    def call(query):
+        return octopage.sparse_prefill(query, **a)
+
+    for run in (lambda: torch.vmap(call)(query[None]), lambda: torch.func.jvp(call, (query,), (query,)),
+                lambda: torch.func.grad(lambda q: call(q).float().sum())(query),
+                lambda: call(torch.nested.nested_tensor([query, query]))):
+        with pytest.raises(octopage.ArgumentTypeError, match="^query: "):
+            run()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dispatch_modes_see_the_operators(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    a = arguments_of(case("four_groups"), device)
+    query = a.pop("query")
+    expected = octopage.sparse_prefill(query, **a)
+    mode = FakeTensorMode()
+    with mode:
+        fake = {name: mode.from_tensor(value) if torch.is_tensor(value) else value for name, value in a.items()}
+        out = octopage.sparse_prefill(mode.from_tensor(query), **fake)
+    assert type(out) is not torch.Tensor and (out.shape, out.dtype, out.device) == (query.shape, query.dtype, query.device)
+    graph = make_fx(lambda query: octopage.sparse_prefill(query, **a))(query)
+    assert torch.equal(graph(query), expected) and not torch.equal(graph(-query), expected)
+    seen = []
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Listening(), Listening():
+        assert torch.equal(octopage.sparse_prefill(query, **a), expected)
+    assert seen.count("octopage.sparse_prefill.default") == 2
+
+
+def test_an_engines_record_of_staged_pages_is_taken():
+    from typing import NamedTuple
+
+    class Staged(NamedTuple):
+        pages: torch.Tensor
+        table: torch.Tensor
+
+    step = case("four_groups")
+    a = arguments_of(step, "cpu")
+    cache = a["kv_cache"][:, :1]
+    staged = step5.plan_staged_prefill_pages(a["block_table"], step.lengths, cache.shape[2])
+    assert torch.equal(*(step5.stage_prefill_pages(cache, record, a["query"].dtype).view(torch.int16)
+                         for record in (staged, Staged(*staged))))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["owners", "k_scale", "status", "workspace", "out"])
 def test_tensors_of_another_device_are_refused(name):

@@ -1,8 +1,8 @@
-"""Runs the page module of a vLLM, with or without octopage in its place.
+"""Runs the page module of a vLLM, or of a stand-in in torch, with or without octopage in its place.
 
-    vllm_wheel.py SOURCE off|on|verify
+    vllm_wheel.py SOURCE off|on|verify [graph]
 
-SOURCE is a wheel, or a folder that holds vllm/models/step5. Without a GPU the module's Triton kernels run in Triton's
+SOURCE is a wheel, or a folder that holds vllm/models/step5. `graph`: on a GPU, also captures a layer. Without a GPU the module's Triton kernels run in Triton's
 interpreter, and what such a machine lacks is replaced: pinned memory, events, streams. FlashInfer's attention over
 pages is replaced where it is not installed or there is no GPU; the rest of vLLM always is.
 """
@@ -32,8 +32,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
-import triton  # noqa: E402
-import triton.language  # noqa: E402
+try:
+    import triton
+    import triton.language
+except ImportError:  # a stand-in needs none
+    triton = None
 from octopage import vllm_plugin  # noqa: E402
 from steps import assert_close  # noqa: E402
 
@@ -80,7 +83,8 @@ def stand_for_the_rest(sources):
                  "vllm.models.step5.common.ops", "vllm.models.step5.nvidia"):
         module(name)
     module("vllm.models.step5.nvidia.ops").__path__ = [str(sources / "vllm/models/step5/nvidia/ops")]
-    module("vllm.triton_utils", tl=triton.language, triton=triton)
+    if triton is not None:
+        module("vllm.triton_utils", tl=triton.language, triton=triton)
     if DEVICE.type == "cpu" or importlib.util.find_spec("flashinfer") is None:
         module("flashinfer", BatchPrefillWithPagedKVCacheWrapper=PagedAttention)
     # Of the indexer only the record is needed, as the wheel has it.
@@ -149,6 +153,41 @@ def run_with_metadata(pages, step):
     assert_close(out.double().cpu().numpy(), None, engine.expected(step, 0), None, 4e-3)
 
 
+def run_captured(pages, mode):
+    """A layer in a CUDA graph, replayed on other inputs. Under `verify` it holds the module's own work alone."""
+    made = [engine.make_step(seed) for seed in (5, 6)]
+    step = made[0]
+    query, cache, regions, table, owners = map(tensor, (step.queries[0], step.caches[0], step.regions, step.table,
+                                                        step.owners))
+    plan = pages.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device=DEVICE))
+    arguments = (query.shape, torch.bfloat16, DEVICE, step.positions, regions.shape[1], step.scale, 16)
+    plan.plan(*arguments, contiguous_query=False)
+    out = torch.empty_like(query)
+
+    def layer():
+        plan.fixup_positions(positions)
+        plan.prepare_chunk(0, query, cache, regions, table, owners)
+        plan.finish(query, cache, out)
+
+    positions = tensor(step.positions)
+    layer()
+    before = sum(vllm_plugin.status()["compared"].values())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer()
+    assert sum(vllm_plugin.status()["compared"].values()) == before
+    for step in reversed(made):
+        for target, array in ((query, step.queries[0]), (cache, step.caches[0]), (regions, step.regions),
+                              (table, step.table)):
+            target.copy_(tensor(array))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert_close(out.double().cpu().numpy(), None, engine.expected(step, 0), None, 4e-3)
+    plan.plan(*arguments, contiguous_query=False)  # and comparing goes on
+    layer()
+    assert (sum(vllm_plugin.status()["compared"].values()) > before) == (mode == "verify")
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(sys.argv[1])
@@ -163,6 +202,8 @@ def main():
             for spare in (0, 9):
                 run(pages, engine.make_step(3, **kind), spare)
         run_with_metadata(pages, engine.make_step(4))
+        if "graph" in sys.argv[3:] and DEVICE.type == "cuda":
+            run_captured(pages, MODE)
     status = vllm_plugin.status()
     assert status["replaced"] == ([] if MODE == "off" else [MODULE]), status
     print(MODE, DEVICE.type, sum(status["compared"].values()), len(status["compared"]))
