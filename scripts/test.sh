@@ -81,7 +81,11 @@ import xml.etree.ElementTree
 passed = failed = skipped = 0
 for report in sorted(pathlib.Path(sys.argv[1]).glob("*.xml")):
     for case in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
-        if case.get("status") == "notrun" or case.find("skipped") is not None:
+        skip = case.find("skipped")
+        if skip is not None and "Unable to find executable" in skip.get("message", ""):
+            failed += 1
+            print(f"FAILED {report.stem}: {case.get('name')} was not built")
+        elif case.get("status") == "notrun" or skip is not None:
             skipped += 1
         elif case.get("status") == "fail" or case.find("failure") is not None or case.find("error") is not None:
             failed += 1
