@@ -64,8 +64,11 @@ class Verifier:
                 return theirs(plan, *args, **kwargs)
             kept = vars(plan).pop(_PlanShadow.KEY, None)  # only a call that octopage saw keeps it
             if self._capturing(name):
+                if kept is not None:  # its memory must not be freed now: that would end the capture
+                    vars(plan)[_PlanShadow.RESTING] = kept
                 return theirs(plan, *args, **kwargs)
             if name == "plan":
+                kept = kept or vars(plan).pop(_PlanShadow.RESTING, None)
                 kept = kept or _PlanShadow(self.ours["CompactPagedPrefill"]())
             if kept is None:
                 self._note(f"{name} is not compared: octopage missed a call since the plan", f"missed {name}")
@@ -264,6 +267,7 @@ class _PlanShadow:
     things in its workspace from `plan` to `finish`."""
 
     KEY = "_octopage_shadow"  # where the engine's object holds it
+    RESTING = "_octopage_resting_shadow"  # where a capture has passed it by, until the next plan
 
     def __init__(self, own):
         self.own = own
