@@ -41,6 +41,7 @@ LAYERS = 32  # of a step that shares one plan, for the line that counts planning
 ENTRIES = "entries"  # what --only and --skip call FlashInfer's other entry points
 WHOLE_STEPS = ("octopage", "octopage-planned", "today")  # the peers whose whole steps are timed
 ENTRIES_S = 80  # kept for FlashInfer's other entry points, a quarter of the budget at most
+DEVICE_LOST = 70  # exit code of a process that tries entry points, once a fault has made its device useless
 QUIET_S = 25  # an entry point that says nothing for so long is stopped
 
 RULES = [
@@ -457,7 +458,8 @@ def sustained(step, peers, names, calls, clock):
 # FlashInfer's other entry points, each tried in a process that may die.
 
 def try_entries(args):
-    """In a process of its own: every entry of --entries; one JSON line each, flushed before the next."""
+    """In a process of its own: every entry of --entries; one JSON line each, flushed before the next. A fault stays with
+    the process, and whatever ran after it would be blamed for it: the process ends there."""
     import torch
 
     from peers import flashinfer_entries as entries
@@ -495,6 +497,11 @@ def try_entries(args):
             record["refused"] = short_reason(error)
         with open(args.out, "a") as file:
             file.write(json.dumps(record) + "\n")
+        try:
+            clock.synchronize()
+        except Exception:  # noqa: BLE001
+            return DEVICE_LOST
+    return 0
 
 
 def spec_of(spec, cache):
@@ -519,7 +526,7 @@ def run_entries(names, seconds, args):
             known = [json.loads(line) for line in out.read_text().splitlines()]
             results += known
             left = left[len(known):]
-            if left:  # the first one that gave no answer is to blame
+            if left and not (known and process.code == DEVICE_LOST):  # the first one that gave no answer is to blame
                 results.append({"entry": left[0], "refused": why})
                 left = left[1:]
     return results
@@ -529,7 +536,7 @@ class Group:
     """A process that is stopped together with all that it started, such as compilers."""
 
     def __init__(self, command, environment=None):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors, self.code = tempfile.TemporaryFile("w+"), None
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors, env=environment,
                                          start_new_session=True)
 
@@ -543,14 +550,14 @@ class Group:
                 size, silent = grows.stat().st_size, now + quiet
             until = min(stop, silent) if quiet else stop
             try:
-                code = self._process.wait(max(0.0, min(until - now, 0.5)))
+                self.code = self._process.wait(max(0.0, min(until - now, 0.5)))
                 break
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= until:
                     self.stop()
                     return "not finished within the budget" if until == stop else f"no result in {quiet} s"
         self._errors.seek(0)
-        return "" if code == 0 else f"exit code {code}: {self._errors.read().strip()[-400:]}"
+        return "" if self.code == 0 else f"exit code {self.code}: {self._errors.read().strip()[-400:]}"
 
     def stop(self):
         if self._process.poll() is None:

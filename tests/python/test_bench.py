@@ -183,6 +183,26 @@ def test_a_merged_file_is_judged_as_its_parts_are(tmp_path):
         assert refused[:2] == (1, False) and "Traceback" not in refused[2]
 
 
+def test_a_fault_costs_only_its_own_entry(tmp_path, monkeypatch):
+    """B faults and says so; C dies without a word; A and D are served, each by a process that is whole."""
+    script = tmp_path / "entries.py"
+    script.write_text("""
+import json, os, sys
+out, names = sys.argv[2], sys.argv[sys.argv.index("--entries") + 1:]
+for name in names:
+    if name == "C":
+        sys.exit("dead")
+    with open(out, "a") as file:
+        file.write(json.dumps({"entry": name, "refused" if name == "B" else "warm": os.getpid()}) + "\\n")
+    if name == "B":
+        sys.exit(%d)
+""" % gpu_peers.DEVICE_LOST)
+    monkeypatch.setattr(gpu_peers, "__file__", str(script))
+    results = gpu_peers.run_entries(["A", "B", "C", "D"], 60, argparse.Namespace(cpu=False, python=[]))
+    assert [r["entry"] for r in results] == ["A", "B", "C", "D"]
+    assert results[0]["warm"] == results[1]["refused"] != results[3]["warm"] and "dead" in results[2]["refused"]
+
+
 torch_and_triton = pytest.mark.skipif(not all(importlib.util.find_spec(m) for m in ("torch", "triton")),
                                       reason="torch and triton are not installed")
 
@@ -236,3 +256,17 @@ def test_the_budget_drops_and_says_so(tmp_path):
     run = json.loads(out.read_text())
     assert run["scenarios"] == [] and len(run["dropped"]) > 20 and "were spent" in run["dropped"][0]["why"]
     assert all("dropped" in e or "not tried" in e["refused"] for e in run["entries"])
+
+
+@torch_and_triton
+def test_nothing_is_tried_on_a_lost_device(tmp_path, monkeypatch):
+    from peers import timing
+
+    def lost(clock):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(timing.CpuClock, "synchronize", lost)
+    out = tmp_path / "entries.jsonl"
+    names = ["BatchAttention", "xqa_batch_decode_with_kv_cache"]
+    assert gpu_peers.try_entries(argparse.Namespace(cpu=True, entries=names, out=out)) == gpu_peers.DEVICE_LOST
+    assert [json.loads(line)["entry"] for line in out.read_text().splitlines()] == names[:1]
