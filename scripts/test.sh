@@ -3,7 +3,7 @@
 #
 #     cpu     release, warnings are errors, benchmarks compiled; all tests, installs and consumers too
 #     asan    AddressSanitizer and UBSan: library, command line and step-file tests
-#     tsan    ThreadSanitizer: the tests that run threads
+#     tsan    ThreadSanitizer: the tests of the library
 #     fuzz    both libFuzzer targets, briefly (clang)
 #     python  the package, installed by pip into an environment of its own; CPU, numpy
 #     cuda    all CUDA code compiles without register spills; runs on a GPU if there is one (nvcc)
@@ -44,9 +44,7 @@ build() {
 
 build cpu cpu "" -DOCTOPAGE_WERROR=ON -DOCTOPAGE_BENCH=ON && run cpu
 build asan asan "" -DOCTOPAGE_EXAMPLES=OFF && run asan -E '^(install|project)_'
-threaded="core_test kv_test plan_test hostile_test large_test cases_test property_test strict_test rows_test \
-backend_choice_test sparse_prefill_test c_api_test c_api_c11_test unions_host_test"
-build tsan tsan "$threaded" -DOCTOPAGE_EXAMPLES=OFF && run tsan -R "^(${threaded// /|})\$"
+build tsan tsan octopage_library_tests -DOCTOPAGE_EXAMPLES=OFF && run tsan -L library
 CC=clang CXX=clang++ build fuzz cpu "fuzz_step_file fuzz_planner" -DOCTOPAGE_FUZZ=ON -DOCTOPAGE_EXAMPLES=OFF && run fuzz -R '^fuzz_'
 
 stage "build python"

@@ -1,8 +1,9 @@
 """Operators of torch: `torch.ops.octopage.sparse_prefill`, `fill_prefill_pages`, `stage_prefill_pages`.
 
 Importing this module registers them; `octopage.sparse_prefill` and the page functions of `octopage.step5` import it by
-themselves where torch.compile, fake tensors or another dispatch mode of torch read a call. Each writes into tensors that its schema declares as mutated and returns
-nothing. Everywhere else the functions of the package do the same without torch's dispatcher.
+themselves where torch.compile, fake tensors or another dispatch mode of torch read a call. Each writes into tensors that
+its schema declares as mutated and returns nothing. Everywhere else the functions of the package do the same without
+torch's dispatcher.
 """
 
 from typing import Optional

@@ -435,23 +435,9 @@ TEST(Attention, AlteredRangesReadNothingElse) {
   const Step step = make_synthetic_step(small(16, 1, 192, 1));
   DeviceStep device(step);
   CompactPagedPrefill plan;
-  const auto positions = device.host_positions();
-  plan.plan({.query_shape = {step.rows(), step.heads(), step.dim()},
-             .dtype = step.query.dtype,
-             .device = device.arena.device(),
-             .positions = positions,
-             .region_count = step.region_count(),
-             .scale = step.scale,
-             .block_size = step.block_size(),
-             .contiguous_query = false});
-  TensorView regions = device.args.regions;
-  if (regions.rank == 3) {
-    regions.rank = 2;
-    regions.shape = {step.rows(), step.region_count()};
-    regions.strides = {device.args.regions.strides[0], device.args.regions.strides[2]};
-  }
-  plan.prepare_chunk(0, device.args.query, device.args.kv_cache, regions, device.args.block_table,
-                     device.args.owners, device.options());
+  device.make_plan(plan, step.heads(), step.block_size());
+  plan.prepare_chunk(0, device.args.query, device.args.kv_cache, device.regions_of_group(0),
+                     device.args.block_table, device.args.owners, device.options());
   const auto write = [&](const TensorView& to, std::initializer_list<int32_t> values) {
     std::vector<int32_t> written(static_cast<size_t>(to.size()));
     for (size_t i = 0; i < written.size(); ++i) written[i] = values.begin()[i % values.size()];

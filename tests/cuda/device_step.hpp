@@ -163,12 +163,8 @@ struct DeviceStep {
     return positions;
   }
 
-  /// plan, then fill and finish for each group. `pages` receives the page list of each group.
-  Result planned(const TensorView& cache, const TensorView& table,
-                 std::vector<std::vector<int32_t>>* pages = nullptr) {
-    if (host.rows() == 0) return fetch();
-    const int64_t groups = cache.shape[1], heads = host.heads() / groups;
-    CompactPagedPrefill plan;
+  /// Plans `plan` for one group of heads.
+  void make_plan(CompactPagedPrefill& plan, int64_t heads, int64_t block_size) const {
     const auto positions = host_positions();
     plan.plan({.query_shape = {host.rows(), heads, host.dim()},
                .dtype = host.query.dtype,
@@ -176,21 +172,36 @@ struct DeviceStep {
                .positions = positions,
                .region_count = host.region_count(),
                .scale = host.scale,
-               .block_size = cache.shape[2],
+               .block_size = block_size,
                .contiguous_query = false});
+  }
+
+  /// [rows, region_count] of group `g`.
+  TensorView regions_of_group(int64_t g) const {
+    TensorView regions = args.regions;
+    if (regions.rank == 3) {
+      regions = regions.slice(1, g, g + 1);
+      regions.rank = 2;
+      regions.shape = {host.rows(), host.region_count()};
+      regions.strides = {args.regions.strides[0], args.regions.strides[2]};
+    }
+    return regions;
+  }
+
+  /// plan, then fill and finish for each group. `pages` receives the page list of each group.
+  Result planned(const TensorView& cache, const TensorView& table,
+                 std::vector<std::vector<int32_t>>* pages = nullptr) {
+    if (host.rows() == 0) return fetch();
+    const int64_t groups = cache.shape[1], heads = host.heads() / groups;
+    CompactPagedPrefill plan;
+    make_plan(plan, heads, cache.shape[2]);
     for (int64_t g = 0; g < groups; ++g) {
       const TensorView group_cache = cache.slice(1, g, g + 1);
-      TensorView regions = args.regions;
-      if (regions.rank == 3) {
-        regions = regions.slice(1, g, g + 1);
-        regions.rank = 2;
-        regions.shape = {host.rows(), host.region_count()};
-        regions.strides = {args.regions.strides[0], args.regions.strides[2]};
-      }
       const auto slice = [&](const TensorView& t) {
         return t.slice(1, g * heads, (g + 1) * heads);
       };
-      plan.prepare_chunk(0, slice(args.query), group_cache, regions, table, args.owners, options());
+      plan.prepare_chunk(0, slice(args.query), group_cache, regions_of_group(g), table, args.owners,
+                         options());
       if (pages != nullptr) {
         pages->emplace_back(static_cast<size_t>(plan.pages().size()));
         arena.download(plan.pages(), pages->back().data());

@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import ml_dtypes
 import numpy
 import octopage.step5
 import pytest
 from engine import ATTENTION, PAGES, STANDIN, expected, forget, make_step
-from octopage import vllm_plugin
+from octopage import _engine_verify, vllm_plugin
 from steps import assert_close
 
 # What the engine does: pages written by an indexer, two groups staged, an f8 cache staged.
@@ -335,6 +336,32 @@ def test_verify_compares_objects_that_are_older_than_it(switch):
     plan.plan(shape, step.queries[0].dtype, "cpu", step.positions, 7, step.scale, 16)
     attention.attend(plan, step.queries[0], step.caches[0], out, step, None, 14)
     assert vllm_plugin.status()["compared"]["finish"] == 1
+
+
+def test_verify_keeps_its_plans_memory_while_a_stream_is_captured(switch, monkeypatch):
+    """Memory that is freed during a capture ends the capture."""
+    pages, attention = start(switch, "verify")
+    step = make_step(9)
+    out = numpy.zeros_like(step.queries[0])
+    plan = pages.CompactPagedPrefill(numpy.zeros(1 << 12, numpy.uint8))
+
+    def plan_it():
+        plan.plan(out.shape, out.dtype, "cpu", step.positions, 7, step.scale, 16)
+
+    def attend():
+        attention.attend(plan, step.queries[0], step.caches[0], out, step, None, 14)
+        check(step, [out])
+        return vllm_plugin.status()["compared"].get("finish", 0)
+
+    plan_it()
+    own = weakref.ref(vars(plan)[_engine_verify._PlanShadow.KEY])
+    with monkeypatch.context() as patched:
+        patched.setattr(_engine_verify.Verifier, "_capturing", lambda self, name: True)
+        assert attend() == 0
+    assert own() is not None
+    assert attend() == 0  # octopage has missed calls since the plan
+    plan_it()
+    assert attend() == 1
 
 
 def renamed(pages):

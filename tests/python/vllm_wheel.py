@@ -2,9 +2,10 @@
 
     vllm_wheel.py SOURCE off|on|verify [graph]
 
-SOURCE is a wheel, or a folder that holds vllm/models/step5. `graph`: on a GPU, also captures a layer. Without a GPU the module's Triton kernels run in Triton's
-interpreter, and what such a machine lacks is replaced: pinned memory, events, streams. FlashInfer's attention over
-pages is replaced where it is not installed or there is no GPU; the rest of vLLM always is.
+SOURCE is a wheel, or a folder that holds vllm/models/step5. `graph`: on a GPU, also captures a layer. Without a GPU the
+module's Triton kernels run in Triton's interpreter, and what such a machine lacks is replaced: pinned memory, events,
+streams. FlashInfer's attention over pages is replaced where it is not installed or there is no GPU; the rest of vLLM
+always is.
 """
 
 import ast
