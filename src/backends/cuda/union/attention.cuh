@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device/ptx/bulk.cuh"
+#include "backends/cuda/device/ptx/mma.cuh"
 #include "backends/cuda/device/ptx/wgmma.cuh"
 #include "backends/cuda/union/epilogue.cuh"
 #include "backends/cuda/union/params.hpp"
@@ -74,6 +75,43 @@ struct Products {
       }
     }
     ptx::wgmma_commit();
+  }
+
+  /// The same scores once more, by one warp for its 16 rows alone.
+  __device__ static __forceinline__ void scores_of_warp(float (&scores)[32],
+                                                        const uint32_t (&query)[kQueryRegisters],
+                                                        uint32_t shared_query, uint32_t keys) {
+    const typename Traits::Element tag = {};
+    int thread;  // here and now, see zero_tail
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int warp = thread / 32 % 4, g = thread % 32 / 4, c = thread % 4;
+    // The word of columns 2 c of a 16-byte unit in a row of a swizzled chunk.
+    const auto word = [&](uint32_t row, int unit) {
+      uint32_t pair;
+      asm volatile("ld.shared.b32 %0, [%1];"
+                   : "=r"(pair)
+                   : "r"(row + ((unit ^ g) << 4) + 4 * c)
+                   : "memory");
+      return pair;
+    };
+#pragma unroll
+    for (int i = 0; i < 32; ++i) scores[i] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Traits::kDim / 16; ++i) {
+      const int unit = i % 4 * 2;
+      uint32_t a[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t row = shared_query + i / 4 * 8192 + (warp * 16 + k % 2 * 8 + g) * 128;
+        a[k] = Traits::kQueryInShared ? word(row, unit + k / 2) : query[4 * i + k];
+      }
+#pragma unroll
+      for (int j = 0; j < kBatchPages; ++j) {
+        const uint32_t row = keys + j * Traits::kPageBytes + i / 4 * 1024 + g * 128;
+        float(&page)[4] = *reinterpret_cast<float(*)[4]>(scores + 4 * j);
+        ptx::mma_m16n8k16(tag, page, a, word(row, unit), word(row, unit + 1));
+      }
+    }
   }
 
   /// sums [64 rows, dim] += P V.
@@ -226,7 +264,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         release(read);
         hide();
         float correction[2];
-        softmax<Traits>(scores, now, scale, state, correction, probabilities);
+        softmax<Traits>(scores, now, scale, state, correction, probabilities, ScoresKept());
       }
       // Scores of a step beside the values of the step before.
       const auto step = [&](uint32_t(&ready)[16], uint32_t(&made)[16]) {
@@ -245,10 +283,20 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           ptx::wgmma_wait<1>();
         }
         ptx::pin(scores);
-        release(read_keys);
-        hide();
         float correction[2];
-        const bool redone = softmax<Traits>(scores, now, scale, state, correction, made);
+        bool redone;
+        if constexpr (Traits::kScoresAgain) {
+          hide();
+          redone = softmax<Traits>(scores, now, scale, state, correction, made, [&] {
+            Products<Traits>::scores_of_warp(scores, query, shared_query, address(read_keys));
+            hide();
+          });
+          release(read_keys);
+        } else {
+          release(read_keys);
+          hide();
+          redone = softmax<Traits>(scores, now, scale, state, correction, made, ScoresKept());
+        }
         ptx::pin(made);
         if constexpr (!Traits::kOneProbabilitySet) {
           ptx::wgmma_wait<0>();
@@ -268,15 +316,20 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         while (left() > 0) step(probabilities, probabilities);
       } else {
         uint32_t more[16];
-        while (left() >= 2) {
-          step(probabilities, more);
-          step(more, probabilities);
-        }
-        if (left() != 0) {
+        const auto step_and_move = [&] {
           step(probabilities, more);
 #pragma unroll
           for (int i = 0; i < 16; ++i) probabilities[i] = more[i];
           ptx::pin(probabilities);
+        };
+        if constexpr (Traits::kScoresAgain) {
+          while (left() > 0) step_and_move();
+        } else {
+          while (left() >= 2) {
+            step(probabilities, more);
+            step(more, probabilities);
+          }
+          if (left() != 0) step_and_move();
         }
       }
       ptx::pin(probabilities);
@@ -346,7 +399,8 @@ __device__ __forceinline__ bool row_by_row_is_faster(const UnionAttentionParams&
                                                      SpanWork& work) {
   const auto lists = static_cast<int32_t>(p.selections * p.lists.spans);
   SpanWork mine = {};
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < lists; i += kAttentionThreads) {
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < lists;
+       i += static_cast<int32_t>(blockDim.x)) {
     mine.steps += p.lists.work[i].steps;
     mine.entries += p.lists.work[i].entries;
   }
@@ -364,7 +418,7 @@ __device__ __forceinline__ bool row_by_row_is_faster(const UnionAttentionParams&
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(kAttentionThreads, 1)
+__global__ void __launch_bounds__(Traits::kThreads, 1)
     union_attention(const __grid_constant__ CUtensorMap map,
                     const __grid_constant__ UnionAttentionParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -388,21 +442,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   __syncthreads();
   ptx::wait_for_previous_grid();
   if (p.most_steps != 0 && row_by_row_is_faster(p, work)) return;
-  if (warpgroup == 0) {
-    ptx::registers_shrink<Traits::kProducerRegisters>();
-    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warpgroup < kConsumerWarpgroups) {
+    ptx::registers_grow<Traits::kConsumerRegisters>();
+    consume<Traits>(p, shared, warpgroup);
+  } else {
+    ptx::registers_shrink<Traits::kFillerRegisters>();
+    const int warp =
+        __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - 4 * kConsumerWarpgroups, 0);
     if constexpr (Traits::kF8) {
       if (warp == 0) {
         produce_raw<Traits>(p, &map, shared);
-      } else {
+      } else if (warp <= Traits::kConverterWarps) {
         convert<Traits>(p, shared, warp - 1);
       }
     } else {
       if (warp < Traits::kProducerWarps) produce<Traits>(p, &map, shared, warp);
     }
-  } else {
-    ptx::registers_grow<Traits::kConsumerRegisters>();
-    consume<Traits>(p, shared, warpgroup - 1);
   }
 }
 

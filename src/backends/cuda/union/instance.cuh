@@ -21,7 +21,7 @@ void launch_instance(const UnionAttentionParams& params, const CUtensorMap& map,
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(kAttentionThreads);
+  config.blockDim = dim3(Traits::kThreads);
   config.dynamicSmemBytes = Traits::kSharedBytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;

@@ -101,6 +101,12 @@ __device__ __forceinline__ void produce_raw(const UnionAttentionParams& p, const
 ///   slot:  chunk m, unit u ^ t
 template <typename Traits>
 struct Converter {
+  /// A warp has one chunk of each of so many pages, where warps and chunks permit it.
+  static constexpr bool kOneChunk = Traits::kConverterWarps % Traits::kChunks == 0 &&
+                                    kBatchPages * Traits::kChunks % Traits::kConverterWarps == 0;
+  static constexpr int kPagesOfWarp =
+      kOneChunk ? kBatchPages * Traits::kChunks / Traits::kConverterWarps : 0;
+
   uint32_t from, to;  // the lane's place in a chunk, first of its two tokens
   int warp;
 
@@ -149,11 +155,14 @@ struct Converter {
   /// Zeroes what this warp wrote of V's tokens behind the tile's tail, see TileHeader.
   __device__ __forceinline__ void zero_behind(uint32_t slot, int32_t tail, int lane) const {
     const int page = tail >> 3 & 7;
-    const bool chunk_of_warp = Traits::kChunks == Traits::kConverterWarps;
-    if (!chunk_of_warp && page % Traits::kConverterWarps != warp) return;
+    if (kOneChunk ? page / kPagesOfWarp != warp / Traits::kChunks
+                  : page % Traits::kConverterWarps != warp) {
+      return;
+    }
+    const int first = kOneChunk ? warp % Traits::kChunks : 0;
     __syncwarp();
 #pragma unroll 1
-    for (int m = chunk_of_warp ? warp : 0; m < (chunk_of_warp ? warp + 1 : Traits::kChunks); ++m) {
+    for (int m = first; m < (kOneChunk ? first + 1 : Traits::kChunks); ++m) {
       for (int i = ((tail & 7) + 1) * 8 + lane; i < 64; i += 32) {
         const uint32_t at = slot + page * Traits::kPageBytes + m * 1024 + i * 16;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
@@ -165,10 +174,12 @@ struct Converter {
   template <int kPart>
   __device__ __forceinline__ void convert(uint32_t raw, uint32_t slot) const {
     constexpr int kFirst = kPart * Traits::kChunks;
-    if constexpr (Traits::kChunks == Traits::kConverterWarps) {  // a chunk to a warp
-      const uint32_t m = kFirst + warp;
-      const uint32_t source = raw + m / 2 * 1024, odd = m % 2 * 64, target = slot + warp * 1024;
-      run<2 * kBatchPages>(source, target, [&](int i) {
+    if constexpr (kOneChunk) {
+      const uint32_t chunk = warp % Traits::kChunks, m = kFirst + chunk;
+      const uint32_t pages = warp / Traits::kChunks * (kPagesOfWarp * Traits::kPageBytes);
+      const uint32_t source = raw + pages + m / 2 * 1024, odd = m % 2 * 64;
+      const uint32_t target = slot + pages + chunk * 1024;
+      run<2 * kPagesOfWarp>(source, target, [&](int i) {
         return Unit{static_cast<uint32_t>(i / 2 * Traits::kPageBytes), odd,
                     static_cast<uint32_t>(i / 2 * Traits::kPageBytes)};
       });

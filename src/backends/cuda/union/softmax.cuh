@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/device/ptx/bulk.cuh"
@@ -38,15 +39,22 @@ __device__ __forceinline__ void sum_rows(const uint32_t (&probabilities)[16], fl
   sum[1] += odd[1];
 }
 
+/// For softmax() where the scores outlive its first look.
+struct ScoresKept {
+  __device__ __forceinline__ void operator()() const {}
+};
+
 /// Probabilities of a batch, packed as A fragments. They are taken against the running maximum as
 /// it is; only if a row's sum shows that its scores have outgrown it (or are not finite) a new
 /// maximum is found, and `correction` tells by how much the older sums shrink. True where the batch
 /// was looked at again. What a row did not select never decides over it. `scale`: of both rows, or
-/// one of each.
-template <typename Traits>
+/// one of each. `bring_back`: ScoresKept, or brings the scores back for a second look, so that they
+/// take no registers until then.
+template <typename Traits, typename BringBack>
 __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Traits::kRows>& step,
                                         const float (&scale)[Traits::kScales], SoftmaxState& state,
-                                        float (&correction)[2], uint32_t (&probabilities)[16]) {
+                                        float (&correction)[2], uint32_t (&probabilities)[16],
+                                        const BringBack& bring_back) {
   const typename Traits::Element tag = {};
   const auto selected = [&](int h, int j) {
     return (mask_of_step(step.word[h % Traits::kRows]) >> j & 1) != 0;
@@ -76,6 +84,19 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
     const auto selected = [&](int h, int j) {
       return (mask_of_step(words[h % Traits::kRows]) >> j & 1) != 0;
     };
+    if constexpr (!std::is_same_v<BringBack, ScoresKept>) {
+      // Where only foreign pages are too large, the scores are not needed.
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        probabilities[i] = selected(i % 2, i / 2) ? probabilities[i] : 0u;
+      sum_rows<Traits>(probabilities, sum);
+      if (__all_sync(~0u, sum[0] <= Traits::kLargestSum && sum[1] <= Traits::kLargestSum)) {
+        state.normaliser[0] += sum[0];
+        state.normaliser[1] += sum[1];
+        return false;
+      }
+      bring_back();
+    }
     // Probabilities of the pages that each row selected.
     const auto exponentiate = [&](const float(&shift)[2]) {
 #pragma unroll

@@ -61,7 +61,7 @@ struct LaneRows {
   __device__ static __forceinline__ LaneRows anew() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return LaneRows((thread - 128) / 128, thread / 32 % 4, thread % 32);
+    return LaneRows(thread / 128, thread / 32 % 4, thread % 32);
   }
   /// Row of the tile.
   __device__ __forceinline__ int row(const UnionAttentionParams& p, int h) const {
@@ -77,7 +77,7 @@ struct LaneRows {
 __device__ __forceinline__ void warpgroup_barrier() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  ptx::named_barrier(thread / 128, 128);  // 0 is __syncthreads'
+  ptx::named_barrier(1 + thread / 128, 128);  // 0 is __syncthreads'
 }
 
 /// A step as it comes, of the lane's rows.

@@ -14,7 +14,7 @@
 // elements one chunk and the next eight tokens one page further.
 //
 // An f8 cache is copied to raw slots first, K and V of a batch in one: pages of dim / 64 chunks of
-// 128 codes, swizzled alike. Three warps convert them to slots.
+// 128 codes, swizzled alike. Converter warps turn them into slots.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -27,7 +27,6 @@
 namespace octopage::cuda {
 
 inline constexpr int kConsumerWarpgroups = 2;
-inline constexpr int kAttentionThreads = 128 * (1 + kConsumerWarpgroups);
 inline constexpr int kBatchTokens = kBatchPages * static_cast<int>(kPageTokens);
 
 /// Tag of an f8_e4m3fn cache. Its products are f16's, in which every code is exact; so Q is scaled
@@ -53,6 +52,9 @@ struct UnionTraits {
   /// of the other half only.
   static constexpr bool kOneProbabilitySet = kDim > 192;
   static constexpr int kQueryBytes = kQueryInShared ? kMatrixRows * kDim * 2 : 0;
+  /// Probabilities of two batches do not fit beside scores that are kept for a second look: those
+  /// are computed once more for it.
+  static constexpr bool kScoresAgain = kF8 && kDim == 192;
   static constexpr int kBarrierBytes = 512;
   static constexpr int kStaticBytes = 1024;  // a word or two, and the alignment of what follows
   static constexpr int kSlotsThatFit =
@@ -65,13 +67,15 @@ struct UnionTraits {
   static constexpr int kSharedBytes =
       (kSlots + kRawSlots) * kSlotBytes + kQueryBytes + kBarrierBytes;
 
-  /// Warps of the first warpgroup that copy pages; with f8 the others convert.
+  /// Warps behind the consumers: they copy pages; with f8 others convert them.
   static constexpr int kProducerWarps = kF8 ? 1 : 2;
-  static constexpr int kConverterWarps = kF8 ? 3 : 0;
+  static constexpr int kConverterWarps = !kF8 ? 0 : kScoresAgain ? 6 : 3;
+  static constexpr int kFillerWarpgroups = (kProducerWarps + kConverterWarps + 3) / 4;
+  static constexpr int kThreads = 128 * (kConsumerWarpgroups + kFillerWarpgroups);
   /// Warps that fill a slot.
   static constexpr int kFillers = kF8 ? kConverterWarps : kProducerWarps;
-  static constexpr int kProducerRegisters = !kF8 || kDim == 192 ? 24 : 40;
-  static constexpr int kConsumerRegisters = !kF8 || kDim == 192 ? 240 : 232;
+  static constexpr int kFillerRegisters = kF8 && kFillerWarpgroups == 1 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kF8 ? 232 : 240;
 
   /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the batch is looked
   /// at again. They are stored in Element, and multiply V.
