@@ -52,27 +52,24 @@ struct Entry<uint32_t> {
 template <typename Mark>
 struct SharedLayout {
   using Packed = typename Entry<Mark>::Packed;
-  int32_t batches;  // of a tile at most
-  int32_t entries;
-  int32_t half_entries;  // of one half
+  uint32_t entries;       // of a tile at most
+  uint32_t half_entries;  // of one half
 
+  /// In 32 bits: `unions_fit` bounds region_count.
   __host__ __device__ SharedLayout(int32_t tile_rows, int64_t region_count)
-      : batches(static_cast<int32_t>((tile_rows * region_count + 7) / 8 + 3)),
-        entries(static_cast<int32_t>(tile_rows * region_count)),
+      : entries(static_cast<uint32_t>(tile_rows) * static_cast<uint32_t>(region_count)),
         half_entries(tile_rows > 1 ? entries / 2 : entries) {}
-  __host__ __device__ int32_t half_batches() const {
-    return (half_entries + kBatchPages - 1) / kBatchPages;
+  __host__ __device__ uint32_t batches() const { return (entries + 7) / 8 + 3; }  // at most
+  __host__ __device__ uint32_t half_batches() const { return (half_entries + 7) / 8; }
+  __host__ __device__ uint32_t list_at() const { return kWindowBytes; }
+  __host__ __device__ uint32_t steps_before_at() const {
+    return list_at() + entries * static_cast<uint32_t>(sizeof(Packed));
   }
-  __host__ __device__ size_t list_at() const { return kWindowBytes; }
-  __host__ __device__ size_t steps_before_at() const {
-    return list_at() + entries * sizeof(Packed);
+  __host__ __device__ uint32_t pairs_before_at() const { return steps_before_at() + 4 * batches(); }
+  __host__ __device__ uint32_t both_before_at() const {
+    return pairs_before_at() + 2 * half_batches();
   }
-  __host__ __device__ size_t pairs_before_at() const {
-    return steps_before_at() + batches * sizeof(uint32_t);
-  }
-  __host__ __device__ size_t bytes() const {
-    return pairs_before_at() + size_t{2} * half_batches() * sizeof(uint16_t);
-  }
+  __host__ __device__ uint32_t bytes() const { return both_before_at() + 2 * half_batches(); }
 };
 
 // clang-format off
@@ -263,10 +260,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   // A region of both halves is an entry of each. So the first class, from the start upwards, and
   // the second, from the middle downwards, never meet; the third goes upwards from the middle.
   auto* list = reinterpret_cast<Packed*>(shared + layout.list_at());
-  Packed* const middle = list + layout.half_entries;
+  const auto middle = static_cast<int32_t>(layout.half_entries);
   auto* steps_before = reinterpret_cast<uint32_t*>(shared + layout.steps_before_at());
   auto* pairs_before = reinterpret_cast<uint16_t*>(shared + layout.pairs_before_at());
-  uint16_t* both_before = pairs_before + layout.half_batches();
+  auto* both_before = reinterpret_cast<uint16_t*>(shared + layout.both_before_at());
 
   // CTAs of the attention take the multiprocessors that run out of spans, and wait there.
   ptx::let_next_grid_start();
@@ -276,7 +273,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   const int64_t first_row = span * p.lists.tile_rows;
   const int span_rows = static_cast<int>(min(int64_t{p.lists.tile_rows}, p.rows - first_row));
   const int half_rows = p.lists.half_rows;
-  const int64_t lists_at = (selection * p.lists.spans + span) * p.lists.capacity;
+  // What a call's lists hold can be counted in 32 bits.
+  const auto lists_at = static_cast<uint32_t>(blockIdx.x * p.lists.capacity);
   const int32_t* regions = p.regions + first_row * p.stride_regions_row +
                            selection * p.stride_regions_selection + lane * p.stride_regions_entry;
   // Regions whose column the table has.
@@ -358,14 +356,20 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
           }
           loaded = false;
           const int32_t left = count - first - lane;
+          bool invalid = false;
 #pragma unroll
           for (int k = 0; k < kUnroll; ++k) {
-            if (32 * k >= left) continue;
+            const bool counts = 32 * k < left;
             const uint32_t at = region[k] - window;
-            if (at < here) {
-              atomicOr(plane + at / 8, first_bit << at % 8);
-            } else if (region[k] >= valid) {  // negative ids are large here
-              faults |= region[k] > limit ? status_region : status_table;
+            invalid |= counts && region[k] >= valid;  // negative ids are large here
+            if (counts && at < here) atomicOr(plane + at / 8, first_bit << at % 8);
+          }
+          if (invalid) {  // then look again
+#pragma unroll 1
+            for (int32_t i = first; i < min(first + 32 * kUnroll, count - lane); i += 32) {
+              const auto id = static_cast<uint32_t>(
+                  regions[r * p.stride_regions_row + i * p.stride_regions_entry]);
+              if (id >= valid) faults |= id > limit ? status_region : status_table;
             }
           }
         }
@@ -425,7 +429,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
             }
           }
           for (uint32_t set = single; set != 0; set &= set - 1, ++first_at) {
-            middle[-1 - first_at] =
+            list[middle - 1 - first_at] =
                 entry(base + static_cast<uint32_t>(__ffs(static_cast<int>(set))) - 1);
             if (first_at % kBatchPages == 0) {
               both_before[first_at / kBatchPages] = static_cast<uint16_t>(
@@ -433,7 +437,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
             }
           }
           for (uint32_t set = second[j] & ~first[j]; set != 0; set &= set - 1, ++second_at)
-            middle[second_at] =
+            list[middle + second_at] =
                 entry(base + static_cast<uint32_t>(__ffs(static_cast<int>(set))) - 1);
         }
         __syncthreads();  // the lists are there, `scratch` is free
@@ -460,39 +464,41 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     // 4. Pages and steps, a thread to a slot. Slots are numbered class by class.
     const int32_t slots = batches * kBatchPages;
     const int32_t slot_in_batch = lane % kBatchPages;
-    const RequestLookup lookup = request_lookup(p.table, p.geometry, rows.owner[begin]);
+    const int32_t* const blocks = p.table.data + rows.owner[begin] * p.table.stride_request;
+    const auto regions_per_block = static_cast<uint32_t>(p.geometry.regions_per_block);
     struct Found {
       Packed entry;
       uint32_t column;
       int32_t block;
-      bool there;
     };
+    constexpr uint32_t kPad = UINT32_MAX;  // a column
     const auto look_up = [&](int32_t slot) {
-      Found found = {};
-      if (slot >= slots) return found;
-      const Packed* at = nullptr;
-      if (slot < both_batches * kBatchPages) {
-        at = slot < given.both                 ? list + slot
-             : slot < given.both + moved_first ? middle - 1 - (total.first + slot - given.both)
-             : slot < total.both
-                 ? middle + (total.second + slot - given.both - moved_first)
-                 : nullptr;
-      } else if (const int32_t i = slot - both_batches * kBatchPages;
-                 i < first_batches * kBatchPages) {
-        at = i < total.first ? middle - 1 - i : nullptr;
-      } else {
-        const int32_t k = i - first_batches * kBatchPages;
-        at = k < total.second ? middle + k : nullptr;
+      Found found = {0, kPad, -1};
+      const int32_t i = slot - both_batches * kBatchPages, k = i - first_batches * kBatchPages;
+      int32_t at = k < 0 ? i : k, end = k < 0 ? total.first : total.second;
+      bool down = k < 0;
+      int32_t base = middle;
+      if (i < 0) {
+        at = slot, end = total.both, down = false, base = 0;
+        if (at >= given.both) {  // moved here
+          at -= given.both;
+          down = at < moved_first;
+          at += down ? total.first : total.second - moved_first;
+          end = down ? given.first : given.second;
+          base = middle;
+        }
       }
-      if (at == nullptr) return found;  // a pad
-      found.there = true;
-      found.entry = *at;
-      found.column = static_cast<uint32_t>(found.entry >> kMarkBits) / lookup.regions_per_block;
-      found.block = found.column < lookup.columns ? lookup.blocks[found.column * lookup.stride_block] : -1;
+      if (at < end) {
+        found.entry = list[down ? base - 1 - at : base + at];
+        // The table has this column: the region was compared when it was marked.
+        found.column = static_cast<uint32_t>(found.entry >> kMarkBits) / regions_per_block;
+        found.block = blocks[found.column * p.table.stride_block];
+      }
       return found;
     };
-    int32_t* const pages = p.lists.pages + (lists_at + first_batch) * kBatchPages;
-    uint32_t* const step_words = p.lists.steps + (2 * lists_at + first_batch) * half_rows;
+    const uint32_t pages_at = (lists_at + first_batch) * kBatchPages;
+    const uint32_t steps_at = (2 * lists_at + first_batch) * half_rows;
+    const RequestLookup lookup = request_lookup(p.table, p.geometry, 0);
     uint32_t seen = 0;
     Found next = look_up(thread);
 #pragma unroll 1
@@ -511,7 +517,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       const auto id = static_cast<uint32_t>(found.entry >> kMarkBits);
       int32_t page = -1;
       uint32_t mark = 0;  // nobody sees a pad or a page that is not valid
-      if (found.there) {
+      if (found.column != kPad) {
         // One unsigned comparison refuses negative ids as well.
         if (static_cast<uint32_t>(found.block) >= lookup.block_count) {
           faults |= status_table;
@@ -521,10 +527,11 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         }
       }
       const int32_t at = place.batch * kBatchPages + slot_in_batch;
-      if (slot < slots) pages[at] = page;
+      if (slot < slots) p.lists.pages[pages_at + at] = page;
       seen |= mark;
       if (mark != 0 && id >= of_tile.oldest_own) {
         if (id == of_tile.newest_own) tail_page = at;
+#pragma unroll 1
         for (int r = begin; r < end; ++r) {
           const int row = r - begin;
           const int row_place = row < half_rows ? row : kHalfPlaces + row - half_rows;
@@ -539,7 +546,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         const int row_place = 8 * j + slot_in_batch;
         const int half = row_place / kHalfPlaces, row = row_place % kHalfPlaces;
         if (slot < slots && row < half_rows && (kind == 0 || kind == half + 1)) {
-          step_words[(half * p.lists.capacity + place.step) * half_rows + row] =
+          p.lists.steps[steps_at + (half * p.lists.capacity + place.step) * half_rows + row] =
               step_word(static_cast<uint32_t>(place.batch), masks >> 8 * j & 255);
         }
       }
