@@ -152,6 +152,9 @@ T atomicOr(T* word, T bits) {
 inline int __popc(uint32_t value) {
   return std::popcount(value);
 }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
 /// Byte i of the result is the byte that nibble i of the selector names, of eight.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t bytes = uint64_t{high} << 32 | low;

@@ -87,24 +87,23 @@ struct Marks {
   static constexpr int kWindow = kWindowBytes / kPlaces * 8;  // regions
   static constexpr int kPlaneWords = kWindow / 8;
 
-  uint32_t* words;
-  int second;  // plane where the second half begins. A tile of one row is both halves: 0
+  uint32_t* first;         // half
+  const uint32_t* second;  // half. A tile of one row is both halves
 
   __device__ __forceinline__ void clear(uint32_t regions) const {
     const uint32_t chunks = (regions + kChunk - 1) / kChunk;
     for (uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kUnionThreads) {
 #pragma unroll
       for (int plane = 0; plane < 2 * kHalfPlanes; ++plane)
-        reinterpret_cast<uint4*>(words + plane * kPlaneWords)[chunk] = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<uint4*>(first + plane * kPlaneWords)[chunk] = make_uint4(0, 0, 0, 0);
     }
   }
-  /// Bit i: a row of the half whose planes begin at `plane` selects region kChunk * chunk + i.
-  __device__ __forceinline__ uint32_t chunk_of_half(int plane, int chunk) const {
+  /// Bit i: a row of the half selects region kChunk * chunk + i.
+  static __device__ __forceinline__ uint32_t chunk_of_half(const uint32_t* half, int chunk) {
     uint4 any = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kHalfPlanes; ++i) {
-      const uint4 some =
-          reinterpret_cast<const uint4*>(words + (plane + i) * kPlaneWords)[chunk];
+      const uint4 some = reinterpret_cast<const uint4*>(half + i * kPlaneWords)[chunk];
       any = {any.x | some.x, any.y | some.y, any.z | some.z, any.w | some.w};
     }
     // The four bytes of each word, one onto the other.
@@ -117,10 +116,12 @@ struct Marks {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kHalfPlanes; ++i) {
-      const int plane = i < kHalfPlanes ? i : second + i - kHalfPlanes;
-      const uint32_t rows = words[plane * kPlaneWords + region / 8] >> region % 8 & 0x01010101u;
-      // The multiplication brings bits 0, 8, 16, 24 side by side to bits 24 .. 27.
-      bits |= (rows * 0x01020408u >> 24 & 15) << 4 * i;
+      const uint32_t* plane =
+          i < kHalfPlanes ? first + i * kPlaneWords : second + (i - kHalfPlanes) * kPlaneWords;
+      const uint32_t rows = plane[region / 8] >> region % 8 & 0x01010101u;
+      // The multiplication brings bits 0, 8, 16, 24 side by side to bits 24 .. 27, and no other
+      // above them.
+      bits |= (rows * 0x01020408u >> 24) << 4 * i;
     }
     return static_cast<Mark>(bits);
   }
@@ -196,12 +197,6 @@ __device__ __forceinline__ int32_t batches_of(int32_t pages) {
   return (pages + kBatchPages - 1) / kBatchPages;
 }
 
-__device__ __forceinline__ int64_t position_at(const UnionsParams& p, int64_t row) {
-  const int64_t at = row * p.stride_positions;
-  return p.wide_positions != 0 ? static_cast<const int64_t*>(p.positions)[at]
-                               : static_cast<const int32_t*>(p.positions)[at];
-}
-
 /// Loads region ids of a lane, each 32 entries behind the one before; `entries` are left.
 __device__ __forceinline__ void load_regions(uint32_t (&region)[kUnroll], const int32_t* from,
                                              int64_t stride, int32_t entries) {
@@ -244,6 +239,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   constexpr int kMostChunks = Entry<Mark>::kChunks;
   constexpr uint32_t kWindow = Marks<Mark>::kWindow;
   constexpr int kHalfPlaces = Marks<Mark>::kHalfPlaces;
+  constexpr int kHalfWords = Marks<Mark>::kHalfPlanes * Marks<Mark>::kPlaneWords;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ SpanRows rows;
   __shared__ uint64_t scratch[kWarps];
@@ -256,7 +252,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count);
   const bool one_row = p.lists.tile_rows == 1;
   const Marks<Mark> marks = {reinterpret_cast<uint32_t*>(shared),
-                             one_row ? 0 : Marks<Mark>::kHalfPlanes};
+                             reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : kHalfWords)};
   // A region of both halves is an entry of each. So the first class, from the start upwards, and
   // the second, from the middle downwards, never meet; the third goes upwards from the middle.
   auto* list = reinterpret_cast<Packed*>(shared + layout.list_at());
@@ -283,11 +279,16 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   int32_t faults = 0;
 
   // What comes from far is asked for first; what waits for none of it is done meanwhile.
-  int32_t owner = -1;
-  int64_t position = -1;
+  int32_t owner = -1, position_low = 0, position_high = 0;
   if (warp == 0 && lane < span_rows) {
     owner = p.owners[(first_row + lane) * p.stride_owners];
-    position = position_at(p, first_row + lane);
+    const int64_t at = (first_row + lane) * p.stride_positions;
+    const auto* words = static_cast<const int32_t*>(p.positions);
+    if (p.wide_positions != 0) {
+      position_low = words[2 * at], position_high = words[2 * at + 1];
+    } else {
+      position_low = words[at];
+    }
   }
   uint32_t region[kUnroll];
   bool loaded = warp < span_rows;  // row `warp` of the span
@@ -300,6 +301,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   if (warp == 0) {
     int64_t count = 0;
     if (lane < span_rows) {
+      const int64_t position =
+          p.wide_positions != 0
+              ? static_cast<int64_t>(position_high) << 32 | static_cast<uint32_t>(position_low)
+              : int64_t{position_low};
       count = selection_count(position, p.region_count);
       if (count > 0 && (owner < 0 || owner >= p.table.requests)) {
         faults |= status_owner;
@@ -316,6 +321,14 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const uint32_t sum = __reduce_add_sync(~0u, static_cast<uint32_t>(count));
     if (lane == 0) starts = begins, entries = sum;
   }
+
+  // Divides by multiplying; rounded down twice, so at most one too small.
+  const auto regions_per_block = static_cast<uint32_t>(p.geometry.regions_per_block);
+  const uint32_t reciprocal = UINT32_MAX / regions_per_block;
+  const auto column_of = [&](uint32_t id) {
+    const uint32_t column = __umulhi(id, reciprocal);
+    return column + (id - column * regions_per_block >= regions_per_block ? 1 : 0);
+  };
 
   int32_t first_batch = 0;
   uint32_t span_steps = 0;
@@ -346,7 +359,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         const uint32_t here = window < valid ? min(valid - window, kWindow) : 0;
         const int row = r - begin;
         const int place = row < half_rows ? row : kHalfPlaces + row - half_rows;
-        uint32_t* const plane = marks.words + place / 4 * Marks<Mark>::kPlaneWords;
+        uint32_t* const plane = marks.first + place / 4 * Marks<Mark>::kPlaneWords;
         const uint32_t first_bit = 1u << place % 4 * 8;
         for (int32_t first = 0; first < count; first += 32 * kUnroll) {
           if (!(loaded && r == warp && first == 0)) {
@@ -388,7 +401,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         for (int j = 0; j < kMostChunks; ++j) {
           const int chunk = first_chunk + (swap ? 1 - j : j);
           const bool there = j < chunks && chunk < all_chunks;
-          first[j] = there ? marks.chunk_of_half(0, chunk) : 0;
+          first[j] = there ? marks.chunk_of_half(marks.first, chunk) : 0;
           second[j] = there ? marks.chunk_of_half(marks.second, chunk) : 0;
         }
         if (kMostChunks == 2 && swap) {
@@ -411,34 +424,51 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         given.both += static_cast<int32_t>(total & 0x1fffff);
         given.first += static_cast<int32_t>(total >> 21 & 0x1fffff);
         given.second += static_cast<int32_t>(total >> 42);
-        const auto entry = [&](uint32_t at) {
-          // With one window the marks are still there when the entry is used.
-          return static_cast<Packed>(window + at) << kMarkBits |
-                 static_cast<Packed>(one_window ? Mark{0} : marks.places(at));
+        const auto list_out = [&](uint32_t set, uint32_t base, Packed* to, int step) {
+          for (; set != 0; set &= set - 1, to += step) {
+            const auto i = static_cast<uint32_t>(__ffs(static_cast<int>(set)) - 1);
+            *to = static_cast<Packed>(base + i) << kMarkBits;
+          }
         };
-#pragma unroll
-        for (int j = 0; j < kMostChunks; ++j) {
-          const uint32_t base = static_cast<uint32_t>(first_chunk + j) * kChunk;
-          const uint32_t both = first[j] & second[j], single = first[j] & ~second[j];
-          const int32_t both_start = both_at, first_start = first_at;
-          for (uint32_t set = both; set != 0; set &= set - 1, ++both_at) {
-            list[both_at] = entry(base + static_cast<uint32_t>(__ffs(static_cast<int>(set))) - 1);
-            if (both_at % kBatchPages == 0) {
-              pairs_before[both_at / kBatchPages] = static_cast<uint16_t>(
-                  batches_of(first_start + __popc(single & ~set & (set - 1))));
-            }
+        // Of every batch that begins among `count` entries of a class from number `at`, how many
+        // batches of the other class begin before it.
+        const auto order_out = [&](uint16_t* table, const Packed* entries, int step, int32_t at,
+                                   int32_t count, uint32_t base, uint32_t other, int32_t before) {
+          for (int32_t i = -at & (kBatchPages - 1); i < count; i += kBatchPages) {
+            const uint32_t bit = static_cast<uint32_t>(entries[i * step] >> kMarkBits) - base;
+            table[static_cast<uint32_t>(at + i) / kBatchPages] =
+                static_cast<uint16_t>(batches_of(before + __popc(other & ((1u << bit) - 1))));
           }
-          for (uint32_t set = single; set != 0; set &= set - 1, ++first_at) {
-            list[middle - 1 - first_at] =
-                entry(base + static_cast<uint32_t>(__ffs(static_cast<int>(set))) - 1);
-            if (first_at % kBatchPages == 0) {
-              both_before[first_at / kBatchPages] = static_cast<uint16_t>(
-                  batches_of(both_start + __popc(both & ~set & (set - 1))));
-            }
+        };
+        // With one window the marks are still there when the entries are used.
+        const auto add_marks = [&](Packed* entries, int step, int32_t count) {
+#pragma unroll 1
+          for (int32_t i = 0; i < count; ++i) {
+            Packed& entry = entries[i * step];
+            entry |= marks.places(static_cast<uint32_t>(entry >> kMarkBits) - window);
           }
-          for (uint32_t set = second[j] & ~first[j]; set != 0; set &= set - 1, ++second_at)
-            list[middle + second_at] =
-                entry(base + static_cast<uint32_t>(__ffs(static_cast<int>(set))) - 1);
+        };
+#pragma unroll 1
+        for (int j = 0; j < chunks; ++j) {
+          const uint32_t base = window + static_cast<uint32_t>(first_chunk + j) * kChunk;
+          const uint32_t both = first[0] & second[0], single = first[0] & ~second[0],
+                         other = second[0] & ~first[0];
+          const int32_t both_count = __popc(both), single_count = __popc(single);
+          Packed* const to_both = list + both_at;
+          Packed* const to_single = list + (middle - 1 - first_at);
+          Packed* const to_other = list + (middle + second_at);
+          list_out(both, base, to_both, 1);
+          list_out(single, base, to_single, -1);
+          list_out(other, base, to_other, 1);
+          order_out(pairs_before, to_both, 1, both_at, both_count, base, single, first_at);
+          order_out(both_before, to_single, -1, first_at, single_count, base, both, both_at);
+          if (!one_window) {
+            add_marks(to_both, 1, both_count);
+            add_marks(to_single, -1, single_count);
+            add_marks(to_other, 1, __popc(other));
+          }
+          both_at += both_count, first_at += single_count, second_at += __popc(other);
+          first[0] = first[kMostChunks - 1], second[0] = second[kMostChunks - 1];
         }
         __syncthreads();  // the lists are there, `scratch` is free
       }
@@ -465,33 +495,34 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const int32_t slots = batches * kBatchPages;
     const int32_t slot_in_batch = lane % kBatchPages;
     const int32_t* const blocks = p.table.data + rows.owner[begin] * p.table.stride_request;
-    const auto regions_per_block = static_cast<uint32_t>(p.geometry.regions_per_block);
+    constexpr uint32_t kPad = UINT32_MAX;  // a column
     struct Found {
+      int32_t kind, index;  // class, and batch of it
       Packed entry;
       uint32_t column;
       int32_t block;
     };
-    constexpr uint32_t kPad = UINT32_MAX;  // a column
     const auto look_up = [&](int32_t slot) {
-      Found found = {0, kPad, -1};
-      const int32_t i = slot - both_batches * kBatchPages, k = i - first_batches * kBatchPages;
-      int32_t at = k < 0 ? i : k, end = k < 0 ? total.first : total.second;
-      bool down = k < 0;
-      int32_t base = middle;
-      if (i < 0) {
-        at = slot, end = total.both, down = false, base = 0;
-        if (at >= given.both) {  // moved here
-          at -= given.both;
-          down = at < moved_first;
-          at += down ? total.first : total.second - moved_first;
-          end = down ? given.first : given.second;
-          base = middle;
-        }
+      Found found = {0, static_cast<int32_t>(static_cast<uint32_t>(slot) / kBatchPages), 0, kPad, -1};
+      int32_t count = given.both, base = 0;
+      if (found.index >= both_batches) {
+        found.kind = 1, found.index -= both_batches, count = total.first, base = middle;
+        if (found.index >= first_batches)
+          found.kind = 2, found.index -= first_batches, count = total.second;
       }
-      if (at < end) {
-        found.entry = list[down ? base - 1 - at : base + at];
+      int32_t at = found.index * kBatchPages + slot_in_batch;
+      bool down = found.kind == 1;
+      if (found.kind == 0 && at >= count && at < total.both) {  // moved here
+        at -= given.both;
+        down = at < moved_first;
+        at += down ? total.first : total.second - moved_first;
+        count = INT32_MAX, base = middle;
+      }
+      if (at < count) {
+        found.entry = list[base + (down ? ~at : at)];
         // The table has this column: the region was compared when it was marked.
-        found.column = static_cast<uint32_t>(found.entry >> kMarkBits) / regions_per_block;
+        const auto id = static_cast<uint32_t>(found.entry >> kMarkBits);
+        found.column = column_of(id);
         found.block = blocks[found.column * p.table.stride_block];
       }
       return found;
@@ -505,13 +536,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     for (int32_t slot = thread; slot - lane < slots; slot += kUnionThreads) {
       const Found found = next;
       next = look_up(slot + kUnionThreads);  // under way while this slot is written
-      const int32_t class_batch = slot / kBatchPages;
-      const int kind = class_batch < both_batches                   ? 0
-                       : class_batch < both_batches + first_batches ? 1
-                                                                    : 2;
-      const int32_t index = class_batch - (kind == 0   ? 0
-                                           : kind == 1 ? both_batches
-                                                       : both_batches + first_batches);
+      const int32_t kind = found.kind, index = found.index;
       BatchOrder::Place place = {};
       if (slot < slots) place = kind == 0 ? order.both(index) : order.single(index, kind == 2);
       const auto id = static_cast<uint32_t>(found.entry >> kMarkBits);
