@@ -92,6 +92,7 @@ struct Marks {
 
   __device__ __forceinline__ void clear(uint32_t regions) const {
     const uint32_t chunks = (regions + kChunk - 1) / kChunk;
+#pragma unroll 1
     for (uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kUnionThreads) {
 #pragma unroll
       for (int plane = 0; plane < 2 * kHalfPlanes; ++plane)
@@ -244,7 +245,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   __shared__ SpanRows rows;
   __shared__ uint64_t scratch[kWarps];
   __shared__ uint32_t starts;   // bit r: row r of the span begins a tile
-  __shared__ uint32_t entries;  // of the span's rows that count
+  __shared__ SpanWork work;
+  __shared__ int32_t tile_batch;  // first batch of the tile
   __shared__ uint32_t live;     // by place
   __shared__ int32_t tail_page;
   __align__(16) __shared__ int32_t own[kMostTileRows];
@@ -263,7 +265,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
 
   // CTAs of the attention take the multiprocessors that run out of spans, and wait there.
   ptx::let_next_grid_start();
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const uint32_t spans = static_cast<uint32_t>(p.lists.spans);
   const int64_t span = blockIdx.x % spans, selection = blockIdx.x / spans;
   const int64_t first_row = span * p.lists.tile_rows;
@@ -319,7 +322,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const int32_t before = __shfl_up_sync(~0u, owner, 1);
     const uint32_t begins = __ballot_sync(~0u, lane < span_rows && (lane == 0 || owner != before));
     const uint32_t sum = __reduce_add_sync(~0u, static_cast<uint32_t>(count));
-    if (lane == 0) starts = begins, entries = sum;
+    if (lane == 0) starts = begins, work = {0, sum}, tile_batch = 0;
   }
 
   // Divides by multiplying; rounded down twice, so at most one too small.
@@ -330,8 +333,6 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     return column + (id - column * regions_per_block >= regions_per_block ? 1 : 0);
   };
 
-  int32_t first_batch = 0;
-  uint32_t span_steps = 0;
   int tile = 0;
   for (int begin = 0; begin < span_rows; ++tile) {
     if (thread < kMostTileRows) own[thread] = -1;
@@ -425,6 +426,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         given.first += static_cast<int32_t>(total >> 21 & 0x1fffff);
         given.second += static_cast<int32_t>(total >> 42);
         const auto list_out = [&](uint32_t set, uint32_t base, Packed* to, int step) {
+#pragma unroll 1
           for (; set != 0; set &= set - 1, to += step) {
             const auto i = static_cast<uint32_t>(__ffs(static_cast<int>(set)) - 1);
             *to = static_cast<Packed>(base + i) << kMarkBits;
@@ -434,6 +436,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
         // batches of the other class begin before it.
         const auto order_out = [&](uint16_t* table, const Packed* entries, int step, int32_t at,
                                    int32_t count, uint32_t base, uint32_t other, int32_t before) {
+#pragma unroll 1
           for (int32_t i = -at & (kBatchPages - 1); i < count; i += kBatchPages) {
             const uint32_t bit = static_cast<uint32_t>(entries[i * step] >> kMarkBits) - base;
             table[static_cast<uint32_t>(at + i) / kBatchPages] =
@@ -493,7 +496,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
 
     // 4. Pages and steps, a thread to a slot. Slots are numbered class by class.
     const int32_t slots = batches * kBatchPages;
-    const int32_t slot_in_batch = lane % kBatchPages;
+    const auto slot_in_batch = static_cast<int32_t>(threadIdx.x % kBatchPages);
     const int32_t* const blocks = p.table.data + rows.owner[begin] * p.table.stride_request;
     constexpr uint32_t kPad = UINT32_MAX;  // a column
     struct Found {
@@ -527,6 +530,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       }
       return found;
     };
+    const int32_t first_batch = tile_batch;
     const uint32_t pages_at = (lists_at + first_batch) * kBatchPages;
     const uint32_t steps_at = (2 * lists_at + first_batch) * half_rows;
     const RequestLookup lookup = request_lookup(p.table, p.geometry, 0);
@@ -568,8 +572,9 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       const uint32_t masks = transpose(mark);
 #pragma unroll
       for (int j = 0; j < kMarkBits / 8; ++j) {
-        const int row_place = 8 * j + slot_in_batch;
-        const int half = row_place / kHalfPlaces, row = row_place % kHalfPlaces;
+        const uint32_t row_place = 8 * j + threadIdx.x % kBatchPages;
+        const auto half = static_cast<int>(row_place / kHalfPlaces);
+        const auto row = static_cast<int>(row_place % kHalfPlaces);
         if (slot < slots && row < half_rows && (kind == 0 || kind == half + 1)) {
           p.lists.steps[steps_at + (half * p.lists.capacity + place.step) * half_rows + row] =
               step_word(static_cast<uint32_t>(place.batch), masks >> 8 * j & 255);
@@ -593,10 +598,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const int32_t split_shift = p.lists.split_shift;
     TileHeader* headers =
         p.lists.headers +
-        (((selection * p.lists.spans + span) * p.lists.tile_rows << split_shift) + tile);
+        ((int64_t{blockIdx.x} * p.lists.tile_rows << split_shift) + tile);
     constexpr int kQuads = kMostTileRows / 4;
-    const int quad = kUnionThreads - 1 - thread;  // other warps than those of the headers
-    if (quad < kQuads << split_shift) {
+    const uint32_t quad = kUnionThreads - 1 - threadIdx.x;  // other warps than the headers' own
+    if (quad < static_cast<uint32_t>(kQuads) << split_shift) {
       auto* to = reinterpret_cast<int4*>(headers[quad / kQuads * p.lists.tile_rows].own);
       to[quad % kQuads] = reinterpret_cast<const int4*>(own)[quad % kQuads];
     }
@@ -618,12 +623,14 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
                              : tail_page * static_cast<int32_t>(kPageTokens) + of_tile.newest_token,
                static_cast<int32_t>(one_row ? low : low | high << half_rows)};
     }
-    span_steps += static_cast<uint32_t>(steps[0] + steps[1]);
-    first_batch += batches;
     begin = end;
     if (begin < span_rows) __syncthreads();  // the lists, the tables and `own` are free
+    if (thread == 0) {
+      work.steps += static_cast<uint32_t>(steps[0] + steps[1]);
+      tile_batch += batches;
+    }
   }
-  if (thread == 0) p.lists.work[selection * p.lists.spans + span] = {span_steps, entries};
+  if (thread == 0) p.lists.work[blockIdx.x] = work;
   if (p.status != nullptr) {
     faults = static_cast<int32_t>(__reduce_or_sync(~0u, static_cast<uint32_t>(faults)));
     if (lane == 0 && faults != 0) atomicOr(p.status, faults);
