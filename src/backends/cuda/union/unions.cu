@@ -535,11 +535,9 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const uint32_t steps_at = (2 * lists_at + first_batch) * half_rows;
     const RequestLookup lookup = request_lookup(p.table, p.geometry, 0);
     uint32_t seen = 0;
-    Found next = look_up(thread);
 #pragma unroll 1
     for (int32_t slot = thread; slot - lane < slots; slot += kUnionThreads) {
-      const Found found = next;
-      next = look_up(slot + kUnionThreads);  // under way while this slot is written
+      const Found found = look_up(slot);
       const int32_t kind = found.kind, index = found.index;
       BatchOrder::Place place = {};
       if (slot < slots) place = kind == 0 ? order.both(index) : order.single(index, kind == 2);
