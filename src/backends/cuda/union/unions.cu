@@ -73,8 +73,8 @@ struct SharedLayout {
 };
 
 // clang-format off
-//   a word of plane p     | 0 .. 7 | 8 .. 15 | 16 .. 23 | 24 .. 31      bit b of byte r: region 8 w + b is
-//   rows of the tile         4 p     4 p + 1   4 p + 2     4 p + 3      selected by row place 4 p + r
+//   bits of word w of plane p | 0 .. 7 | 8 .. 15 | 16 .. 23 | 24 .. 31     bit b of a byte: region
+//   row's place in the tile      4 p     4 p + 1   4 p + 2     4 p + 3      8 w + b is selected
 // clang-format on
 
 /// The marks of a window. A row's place is its number in its half, in the second half behind
@@ -210,8 +210,7 @@ __device__ __forceinline__ void load_regions(uint32_t (&region)[kUnroll], const 
 
 /// Sum of the values of the threads before this one; `total` is that of all. Uses `scratch`
 /// [kWarps], and the CTA meets once.
-__device__ __forceinline__ uint64_t sum_before(uint64_t value, uint64_t* scratch,
-                                               uint64_t& total) {
+__device__ __forceinline__ uint64_t sum_before(uint64_t value, uint64_t* scratch, uint64_t& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   uint64_t up_to = value;
 #pragma unroll
@@ -244,10 +243,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ SpanRows rows;
   __shared__ uint64_t scratch[kWarps];
-  __shared__ uint32_t starts;   // bit r: row r of the span begins a tile
+  __shared__ uint32_t starts;  // bit r: row r of the span begins a tile
   __shared__ SpanWork work;
   __shared__ int32_t tile_batch;  // first batch of the tile
-  __shared__ uint32_t live;     // by place
+  __shared__ uint32_t live;       // by place
   __shared__ int32_t tail_page;
   __align__(16) __shared__ int32_t own[kMostTileRows];
 
@@ -281,7 +280,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       min(p.table.max_blocks * p.geometry.regions_per_block, int64_t{INT32_MAX}));
   int32_t faults = 0;
 
-  // What comes from far is asked for first; what waits for none of it is done meanwhile.
+  // What comes from far is asked for first, as it lies there; what waits for none of it is done
+  // meanwhile.
   int32_t owner = -1, position_low = 0, position_high = 0;
   if (warp == 0 && lane < span_rows) {
     owner = p.owners[(first_row + lane) * p.stride_owners];
@@ -304,10 +304,9 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   if (warp == 0) {
     int64_t count = 0;
     if (lane < span_rows) {
-      const int64_t position =
-          p.wide_positions != 0
-              ? static_cast<int64_t>(position_high) << 32 | static_cast<uint32_t>(position_low)
-              : int64_t{position_low};
+      const int64_t position = p.wide_positions != 0 ? static_cast<int64_t>(position_high) << 32 |
+                                                           static_cast<uint32_t>(position_low)
+                                                     : int64_t{position_low};
       count = selection_count(position, p.region_count);
       if (count > 0 && (owner < 0 || owner >= p.table.requests)) {
         faults |= status_owner;
@@ -325,7 +324,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     if (lane == 0) starts = begins, work = {0, sum}, tile_batch = 0;
   }
 
-  // Divides by multiplying; rounded down twice, so at most one too small.
+  // A quotient by multiplication: rounded down twice, so at most one too small.
   const auto regions_per_block = static_cast<uint32_t>(p.geometry.regions_per_block);
   const uint32_t reciprocal = UINT32_MAX / regions_per_block;
   const auto column_of = [&](uint32_t id) {
@@ -432,22 +431,22 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
             *to = static_cast<Packed>(base + i) << kMarkBits;
           }
         };
-        // Of every batch that begins among `count` entries of a class from number `at`, how many
-        // batches of the other class begin before it.
-        const auto order_out = [&](uint16_t* table, const Packed* entries, int step, int32_t at,
+        // For each batch that begins among `count` entries of a class, the first of them number
+        // `at`: how many batches of the other class begin before it.
+        const auto order_out = [&](uint16_t* table, const Packed* from, int step, int32_t at,
                                    int32_t count, uint32_t base, uint32_t other, int32_t before) {
 #pragma unroll 1
           for (int32_t i = -at & (kBatchPages - 1); i < count; i += kBatchPages) {
-            const uint32_t bit = static_cast<uint32_t>(entries[i * step] >> kMarkBits) - base;
+            const uint32_t bit = static_cast<uint32_t>(from[i * step] >> kMarkBits) - base;
             table[static_cast<uint32_t>(at + i) / kBatchPages] =
                 static_cast<uint16_t>(batches_of(before + __popc(other & ((1u << bit) - 1))));
           }
         };
         // With one window the marks are still there when the entries are used.
-        const auto add_marks = [&](Packed* entries, int step, int32_t count) {
+        const auto add_marks = [&](Packed* to, int step, int32_t count) {
 #pragma unroll 1
           for (int32_t i = 0; i < count; ++i) {
-            Packed& entry = entries[i * step];
+            Packed& entry = to[i * step];
             entry |= marks.places(static_cast<uint32_t>(entry >> kMarkBits) - window);
           }
         };
@@ -506,7 +505,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       int32_t block;
     };
     const auto look_up = [&](int32_t slot) {
-      Found found = {0, static_cast<int32_t>(static_cast<uint32_t>(slot) / kBatchPages), 0, kPad, -1};
+      Found found = {0, static_cast<int32_t>(static_cast<uint32_t>(slot) / kBatchPages), 0, kPad,
+                     -1};
       int32_t count = given.both, base = 0;
       if (found.index >= both_batches) {
         found.kind = 1, found.index -= both_batches, count = total.first, base = middle;
@@ -581,9 +581,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       if (p.lists.split_shift > 0 && slot_in_batch == 0 && slot < slots) {
         const bool surplus = kind != 0 && index >= order.pairs;
         const int32_t of_other = surplus ? both_batches + order.pairs : place.step;
-        const int32_t of_first = kind != 2   ? place.step
-                                 : surplus ? of_other
-                                           : place.step + 1;
+        const int32_t of_first = kind != 2 ? place.step : surplus ? of_other : place.step + 1;
         const int32_t of_second = kind != 1 ? place.step : of_other;
         steps_before[place.batch] = static_cast<uint32_t>(of_first | of_second << 16);
       }
@@ -595,8 +593,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     // A header for each split.
     const int32_t split_shift = p.lists.split_shift;
     TileHeader* headers =
-        p.lists.headers +
-        ((int64_t{blockIdx.x} * p.lists.tile_rows << split_shift) + tile);
+        p.lists.headers + ((int64_t{blockIdx.x} * p.lists.tile_rows << split_shift) + tile);
     constexpr int kQuads = kMostTileRows / 4;
     const uint32_t quad = kUnionThreads - 1 - threadIdx.x;  // other warps than the headers' own
     if (quad < static_cast<uint32_t>(kQuads) << split_shift) {
@@ -607,19 +604,19 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       const int32_t begins = split_begin(batches, thread, split_shift);
       const int32_t ends = split_begin(batches, thread + 1, split_shift);
       const uint32_t before = begins == 0 ? 0 : steps_before[begins];
-      const uint32_t up_to = ends == batches ? static_cast<uint32_t>(steps[0] | steps[1] << 16)
-                                             : steps_before[ends];
+      const uint32_t up_to =
+          ends == batches ? static_cast<uint32_t>(steps[0] | steps[1] << 16) : steps_before[ends];
       const int32_t before_first = before & 0xffff, before_second = before >> 16;
       const uint32_t low = live & ((1u << kHalfPlaces) - 1), high = live >> kHalfPlaces;
       auto* to = reinterpret_cast<int4*>(headers + thread * p.lists.tile_rows);
       to[0] = {static_cast<int32_t>(first_row) + begin, end - begin, end == span_rows ? 1 : 0,
                first_batch};
       to[1] = {begins, ends, first_batch + before_first, first_batch + before_second};
-      to[2] = {static_cast<int32_t>(up_to & 0xffff) - before_first,
-               static_cast<int32_t>(up_to >> 16) - before_second,
-               tail_page < 0 ? -1
-                             : tail_page * static_cast<int32_t>(kPageTokens) + of_tile.newest_token,
-               static_cast<int32_t>(one_row ? low : low | high << half_rows)};
+      to[2] = {
+          static_cast<int32_t>(up_to & 0xffff) - before_first,
+          static_cast<int32_t>(up_to >> 16) - before_second,
+          tail_page < 0 ? -1 : tail_page * static_cast<int32_t>(kPageTokens) + of_tile.newest_token,
+          static_cast<int32_t>(one_row ? low : low | high << half_rows)};
     }
     begin = end;
     if (begin < span_rows) __syncthreads();  // the lists, the tables and `own` are free
