@@ -28,6 +28,9 @@ struct uint2 {
 struct uint4 {
   uint32_t x, y, z, w;
 };
+struct int4 {
+  int32_t x, y, z, w;
+};
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   return {x, y, z, w};
 }
@@ -105,6 +108,12 @@ T __shfl_up_sync(unsigned, T value, int step) {
     return from < 0 ? value : static_cast<T>(all[from]);
   });
 }
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int distance) {
+  const int from = static_cast<int>(threadIdx.x % 32) ^ distance;
+  return host_cta::exchange(static_cast<uint64_t>(value),
+                            [&](const uint64_t* all) { return static_cast<T>(all[from]); });
+}
 inline uint32_t __ballot_sync(unsigned, bool bit) {
   return host_cta::exchange(bit, [](const uint64_t* all) {
     uint32_t bits = 0;
@@ -126,12 +135,33 @@ inline uint32_t __reduce_or_sync(unsigned, uint32_t value) {
     return bits;
   });
 }
+inline uint32_t __reduce_min_sync(unsigned, uint32_t value) {
+  return host_cta::exchange(value, [](const uint64_t* all) {
+    return static_cast<uint32_t>(*std::min_element(all, all + 32));
+  });
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
+  return host_cta::exchange(value, [](const uint64_t* all) {
+    return static_cast<uint32_t>(*std::max_element(all, all + 32));
+  });
+}
 template <typename T>
 T atomicOr(T* word, T bits) {
   return std::atomic_ref<T>(*word).fetch_or(bits);
 }
 inline int __popc(uint32_t value) {
   return std::popcount(value);
+}
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+/// Byte i of the result is the byte that nibble i of the selector names, of eight.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
 }
 inline int __ffs(int value) {
   return value == 0 ? 0 : std::countr_zero(static_cast<uint32_t>(value)) + 1;

@@ -3,14 +3,14 @@
 // where every owner, region id, table column and block id is checked.
 //
 // A CTA serves one span. For each of its tiles it
-//   1. marks regions: a mark for each region of a window, one bit per row of the tile,
-//   2. gathers the marked regions in ascending order, so that CTAs that run side by side read the
-//      same part of the cache at the same time,
-//   3. sorts them into three classes: selected by both halves, by the first only, by the second
-//      only, each filled into batches of eight,
-//   4. merges the batches by their first region. Batches of one half stand in pairs, first before
+//   1. marks regions: a bit for each region of a window and each row of the tile,
+//   2. sorts the marked regions into three classes: selected by both halves, by the first only, by
+//      the second only. Each ascends, so that CTAs that run side by side read the same part of the
+//      cache at the same time, and fills batches of eight,
+//   3. merges the batches by their first region. Batches of one half stand in pairs, first before
 //      second, so that a half never waits for more than one batch it does not use; what one class
-//      has more than the other comes last.
+//      has more than the other comes last,
+//   4. looks pages up, a thread to a slot of a batch, and writes them and the steps.
 // Rows that select a region twice count it once.
 
 #include <cuda_runtime.h>
@@ -27,9 +27,8 @@ namespace {
 
 constexpr int kWarps = kUnionThreads / 32;
 constexpr int kWindowBytes = 32768;  // of marks at a time
-constexpr int kScanBytes = kWarps * 32 * 16;
-constexpr int kUnroll = 16;  // region ids of a lane under way together
-constexpr int kLookUps = 4;  // pages of a thread, likewise
+constexpr int kUnroll = 16;          // region ids of a lane under way together
+constexpr int kChunk = 32;           // regions whose marks a thread reads together
 
 /// A marked region, packed: ids are below 2^24 for tiles of up to eight rows.
 template <typename Mark>
@@ -39,81 +38,153 @@ struct Entry<uint8_t> {
   using Packed = uint32_t;
   static constexpr int kMarkBits = 8;
   static constexpr int kCtasOfMultiprocessor = 4;  // 512 regions of eight rows
+  static constexpr int kChunks = 2;                // of a thread at a time
 };
 template <>
 struct Entry<uint32_t> {
   using Packed = uint64_t;
   static constexpr int kMarkBits = 32;
   static constexpr int kCtasOfMultiprocessor = 1;
+  static constexpr int kChunks = 1;
 };
 
-/// Dynamic shared memory. The tables of step 4 lie where the marks of steps 1 and 2 were.
+/// Dynamic shared memory: marks, the three classes, and what their order needs.
 template <typename Mark>
 struct SharedLayout {
   using Packed = typename Entry<Mark>::Packed;
-  int32_t batches;  // of a tile at most
-  int32_t entries;
+  uint32_t entries;       // of a tile at most
+  uint32_t half_entries;  // of one half
 
+  /// In 32 bits: `unions_fit` bounds region_count.
   __host__ __device__ SharedLayout(int32_t tile_rows, int64_t region_count)
-      : batches(static_cast<int32_t>((tile_rows * region_count + 7) / 8 + 3)),
-        entries(static_cast<int32_t>(tile_rows * region_count)) {}
-  // Marks, or four tables of 16-bit words.
-  __host__ __device__ size_t list_at() const {
-    const size_t tables = (size_t{8} * batches + 15) / 16 * 16;
-    return tables > kWindowBytes ? tables : size_t{kWindowBytes};
+      : entries(static_cast<uint32_t>(tile_rows) * static_cast<uint32_t>(region_count)),
+        half_entries(tile_rows > 1 ? entries / 2 : entries) {}
+  __host__ __device__ uint32_t batches() const { return (entries + 7) / 8 + 3; }  // at most
+  __host__ __device__ uint32_t half_batches() const { return (half_entries + 7) / 8; }
+  __host__ __device__ uint32_t list_at() const { return kWindowBytes; }
+  __host__ __device__ uint32_t steps_before_at() const {
+    return list_at() + entries * static_cast<uint32_t>(sizeof(Packed));
   }
-  __host__ __device__ size_t page_marks_at() const {
-    return (list_at() + entries * sizeof(Packed) + 15) / 16 * 16;
+  __host__ __device__ uint32_t pairs_before_at() const { return steps_before_at() + 4 * batches(); }
+  __host__ __device__ uint32_t both_before_at() const {
+    return pairs_before_at() + 2 * half_batches();
   }
-  __host__ __device__ size_t bytes() const {
-    return page_marks_at() + size_t{kBatchPages} * batches * sizeof(Mark);
+  __host__ __device__ uint32_t bytes() const { return both_before_at() + 2 * half_batches(); }
+};
+
+// clang-format off
+//   bits of word w of plane p | 0 .. 7 | 8 .. 15 | 16 .. 23 | 24 .. 31     bit b of a byte: region
+//   row's place in the tile      4 p     4 p + 1   4 p + 2     4 p + 3      8 w + b is selected
+// clang-format on
+
+/// The marks of a window. A row's place is its number in its half, in the second half behind
+/// `kHalfPlaces`.
+template <typename Mark>
+struct Marks {
+  static constexpr int kPlaces = Entry<Mark>::kMarkBits;
+  static constexpr int kHalfPlaces = kPlaces / 2;
+  static constexpr int kHalfPlanes = kPlaces / 8;
+  static constexpr int kWindow = kWindowBytes / kPlaces * 8;  // regions
+  static constexpr int kPlaneWords = kWindow / 8;
+
+  uint32_t* first;         // half
+  const uint32_t* second;  // half. A tile of one row is both halves
+
+  __device__ __forceinline__ void clear(uint32_t regions) const {
+    const uint32_t chunks = (regions + kChunk - 1) / kChunk;
+#pragma unroll 1
+    for (uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kUnionThreads) {
+#pragma unroll
+      for (int plane = 0; plane < 2 * kHalfPlanes; ++plane)
+        reinterpret_cast<uint4*>(first + plane * kPlaneWords)[chunk] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  /// Bit i: a row of the half selects region kChunk * chunk + i.
+  static __device__ __forceinline__ uint32_t chunk_of_half(const uint32_t* half, int chunk) {
+    uint4 any = make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kHalfPlanes; ++i) {
+      const uint4 some = reinterpret_cast<const uint4*>(half + i * kPlaneWords)[chunk];
+      any = {any.x | some.x, any.y | some.y, any.z | some.z, any.w | some.w};
+    }
+    // The four bytes of each word, one onto the other.
+    const uint32_t low = __byte_perm(any.x, any.y, 0x5410) | __byte_perm(any.x, any.y, 0x7632);
+    const uint32_t high = __byte_perm(any.z, any.w, 0x5410) | __byte_perm(any.z, any.w, 0x7632);
+    return __byte_perm(low, high, 0x6420) | __byte_perm(low, high, 0x7531);
+  }
+  /// Bit i: the row of place i selects the region.
+  __device__ __forceinline__ Mark places(uint32_t region) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kHalfPlanes; ++i) {
+      const uint32_t* plane =
+          i < kHalfPlanes ? first + i * kPlaneWords : second + (i - kHalfPlanes) * kPlaneWords;
+      const uint32_t rows = plane[region / 8] >> region % 8 & 0x01010101u;
+      // The multiplication brings bits 0, 8, 16, 24 side by side to bits 24 .. 27, and no other
+      // above them.
+      bits |= (rows * 0x01020408u >> 24) << 4 * i;
+    }
+    return static_cast<Mark>(bits);
   }
 };
 
-/// A bit for each mark of the word: it is set.
-__device__ __forceinline__ uint32_t marked(uint8_t, uint32_t word) {  // mark i: bit 8 i + 7
-  return (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) & 0x80808080u;
-}
-__device__ __forceinline__ uint32_t marked(uint32_t, uint32_t word) {
-  return word != 0 ? 1u : 0u;
-}
-/// The same side by side, mark i in bit i.
-__device__ __forceinline__ uint32_t marked_bits(uint8_t tag, uint32_t word) {
-  return (marked(tag, word) >> 7) * 0x01020408u >> 24 & 15;
-}
-__device__ __forceinline__ uint32_t marked_bits(uint32_t tag, uint32_t word) {
-  return marked(tag, word);
+/// Bit s of byte j: bit 8 j + l of the mark that lane s of these eight lanes has; l is the lane's
+/// own number among them.
+__device__ __forceinline__ uint32_t transpose(uint32_t mark) {
+  const uint32_t kept[3] = {0x0f0f0f0fu, 0x33333333u, 0x55555555u};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int distance = 4 >> i;
+    const bool upper = (threadIdx.x & distance) != 0;
+    const uint32_t keep = upper ? ~kept[i] : kept[i];
+    const uint32_t other = __shfl_xor_sync(~0u, mark, distance);
+    mark = (mark & keep) | ((upper ? other >> distance : other << distance) & ~keep);
+  }
+  return mark;
 }
 
 /// The rows of a span, in shared memory.
 struct SpanRows {
   int32_t owner[kMostTileRows];   // as given
   int32_t count[kMostTileRows];   // entries that count; 0 where the owner is invalid
-  uint32_t limit[kMostTileRows];  // the largest region that is valid
-  int64_t position[kMostTileRows];
+  uint32_t limit[kMostTileRows];  // the own region, the largest that is valid
+  int32_t token[kMostTileRows];   // position % 8
+};
+
+/// What a tile's rows have in common, of those whose entries count.
+struct TileRows {
+  uint32_t oldest_own, newest_own;  // their own regions lie between these two
+  uint32_t regions;                 // that they may select: 0 .. regions - 1
+  int32_t newest_token;             // of the newest position
+
+  __device__ __forceinline__ TileRows(const SpanRows& rows, int begin, int end) {
+    const int lane = threadIdx.x % 32;
+    const bool counts = lane >= begin && lane < end && rows.count[lane] > 0;
+    const uint32_t limit = counts ? rows.limit[lane] : 0;
+    regions = __reduce_max_sync(~0u, counts ? limit + 1 : 0);
+    newest_own = regions - 1;
+    oldest_own = __reduce_min_sync(~0u, counts ? limit : UINT32_MAX);
+    newest_token = static_cast<int32_t>(__reduce_max_sync(
+        ~0u, counts && limit == newest_own ? static_cast<uint32_t>(rows.token[lane]) : 0u));
+  }
 };
 
 /// Counts of the three classes, one after the other: both halves, first only, second only.
 struct ClassCounts {
   int32_t both, first, second;
-  __device__ __forceinline__ void add(int kind, int32_t n) {
-    both += kind == 0 ? n : 0;
-    first += kind == 1 ? n : 0;
-    second += kind == 2 ? n : 0;
-  }
 };
 
 /// Where the batches of each class stand, from 16-bit tables in shared memory.
 struct BatchOrder {
-  const uint16_t* pairs_before;  // [both batches] pairs that stand before each
-  const uint16_t* both_before;   // [pairs] batches of both halves that stand before each
+  const uint16_t* pairs_before;  // [both batches] first batches that begin before each
+  const uint16_t* both_before;   // [first batches] batches of both halves that begin before each
   int32_t both_batches, pairs;
 
   struct Place {
     int32_t batch, step;
   };
   __device__ __forceinline__ Place both(int32_t i) const {
-    const int32_t before = pairs_before[i];
+    const int32_t before = min(pairs, static_cast<int32_t>(pairs_before[i]));
     return {i + 2 * before, i + before};
   }
   __device__ __forceinline__ Place single(int32_t j, bool second) const {
@@ -127,61 +198,37 @@ __device__ __forceinline__ int32_t batches_of(int32_t pages) {
   return (pages + kBatchPages - 1) / kBatchPages;
 }
 
-__device__ __forceinline__ int64_t position_at(const UnionsParams& p, int64_t row) {
-  const int64_t at = row * p.stride_positions;
-  return p.wide_positions != 0 ? static_cast<const int64_t*>(p.positions)[at]
-                               : static_cast<const int32_t*>(p.positions)[at];
-}
-
-/// Bit `row` of eight marks as one byte.
-__device__ __forceinline__ uint32_t gather_bits(const uint8_t* marks, int row) {
-  const uint2 eight = *reinterpret_cast<const uint2*>(marks);
-  // The multiplication brings bits 0, 8, 16, 24 side by side to bits 24 .. 27.
-  const uint32_t low = (eight.x >> row & 0x01010101u) * 0x01020408u >> 24;
-  const uint32_t high = (eight.y >> row & 0x01010101u) * 0x01020408u >> 24;
-  return (low & 15) | (high & 15) << 4;
-}
-__device__ __forceinline__ uint32_t gather_bits(const uint32_t* marks, int row) {
-  uint32_t bits = 0;
+/// Loads region ids of a lane, each 32 entries behind the one before; `entries` are left.
+__device__ __forceinline__ void load_regions(uint32_t (&region)[kUnroll], const int32_t* from,
+                                             int64_t stride, int32_t entries) {
 #pragma unroll
-  for (int j = 0; j < kBatchPages; ++j) bits |= (marks[j] >> row & 1) << j;
-  return bits;
+  for (int k = 0; k < kUnroll; ++k) {
+    if (32 * k < entries) region[k] = static_cast<uint32_t>(*from);
+    from += 32 * stride;
+  }
 }
 
-/// Inclusive sum over the CTA's threads, in thread order; `total` is that of all. Uses `scratch`
-/// [kWarps].
-__device__ __forceinline__ uint64_t scan(uint64_t value, uint64_t* scratch, uint64_t& total) {
+/// Sum of the values of the threads before this one; `total` is that of all. Uses `scratch`
+/// [kWarps], and the CTA meets once.
+__device__ __forceinline__ uint64_t sum_before(uint64_t value, uint64_t* scratch, uint64_t& total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t up_to = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const uint64_t below = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value += below;
+    const uint64_t below = __shfl_up_sync(~0u, up_to, step);
+    if (lane >= step) up_to += below;
   }
-  __syncthreads();  // scratch is free
-  if (lane == 31) scratch[warp] = value;
+  if (lane == 31) scratch[warp] = up_to;
   __syncthreads();
-  total = 0;
+  uint64_t warps = scratch[lane % kWarps];
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) value += scratch[w];
-    total += scratch[w];
+  for (int step = 1; step < kWarps; step *= 2) {
+    const uint64_t below = __shfl_up_sync(~0u, warps, step);
+    if (lane >= step) warps += below;
   }
-  return value;
-}
-
-/// Steps whose batch is below `limit`; batches ascend.
-__device__ __forceinline__ int32_t steps_before(const uint16_t* batch_of, int32_t steps,
-                                                int32_t limit) {
-  int32_t below = 0;
-  while (below < steps) {
-    const int32_t middle = (below + steps) / 2;
-    if (batch_of[middle] < limit) {
-      below = middle + 1;
-    } else {
-      steps = middle;
-    }
-  }
-  return below;
+  total = __shfl_sync(~0u, warps, kWarps - 1);
+  const uint64_t before = __shfl_sync(~0u, warps, warp == 0 ? 0 : warp - 1);
+  return up_to - value + (warp == 0 ? 0 : before);
 }
 
 template <typename Mark>
@@ -189,195 +236,248 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     unions(const __grid_constant__ UnionsParams p) {
   using Packed = typename Entry<Mark>::Packed;
   constexpr int kMarkBits = Entry<Mark>::kMarkBits;
-  constexpr int kMarksPerWord = 4 / sizeof(Mark);
-  constexpr int kWindow = kWindowBytes / sizeof(Mark);  // regions
+  constexpr int kMostChunks = Entry<Mark>::kChunks;
+  constexpr uint32_t kWindow = Marks<Mark>::kWindow;
+  constexpr int kHalfPlaces = Marks<Mark>::kHalfPlaces;
+  constexpr int kHalfWords = Marks<Mark>::kHalfPlanes * Marks<Mark>::kPlaneWords;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ SpanRows rows;
   __shared__ uint64_t scratch[kWarps];
   __shared__ uint32_t starts;  // bit r: row r of the span begins a tile
-  __shared__ uint32_t live;
-  __shared__ int32_t own[kMostTileRows], tail_page, all_faults;
   __shared__ SpanWork work;
+  __shared__ int32_t tile_batch;  // first batch of the tile
+  __shared__ uint32_t live;       // by place
+  __shared__ int32_t tail_page;
+  __align__(16) __shared__ int32_t own[kMostTileRows];
 
   const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count);
-  auto* marks = reinterpret_cast<uint32_t*>(shared);
+  const bool one_row = p.lists.tile_rows == 1;
+  const Marks<Mark> marks = {reinterpret_cast<uint32_t*>(shared),
+                             reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : kHalfWords)};
+  // A region of both halves is an entry of each. So the first class, from the start upwards, and
+  // the second, from the middle downwards, never meet; the third goes upwards from the middle.
   auto* list = reinterpret_cast<Packed*>(shared + layout.list_at());
-  auto* page_marks = reinterpret_cast<Mark*>(shared + layout.page_marks_at());
-  auto* pairs_before = reinterpret_cast<uint16_t*>(shared);
-  uint16_t* both_before = pairs_before + layout.batches;
-  uint16_t* step_batches[2] = {both_before + layout.batches, both_before + 2 * layout.batches};
+  const auto middle = static_cast<int32_t>(layout.half_entries);
+  auto* steps_before = reinterpret_cast<uint32_t*>(shared + layout.steps_before_at());
+  auto* pairs_before = reinterpret_cast<uint16_t*>(shared + layout.pairs_before_at());
+  auto* both_before = reinterpret_cast<uint16_t*>(shared + layout.both_before_at());
 
   // CTAs of the attention take the multiprocessors that run out of spans, and wait there.
   ptx::let_next_grid_start();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const uint32_t spans = static_cast<uint32_t>(p.lists.spans);
   const int64_t span = blockIdx.x % spans, selection = blockIdx.x / spans;
   const int64_t first_row = span * p.lists.tile_rows;
   const int span_rows = static_cast<int>(min(int64_t{p.lists.tile_rows}, p.rows - first_row));
-  const int half_rows = p.lists.half_rows;  // a power of two
-  const int half_shift = __ffs(half_rows) - 1;
-  const int64_t lists_at = (selection * p.lists.spans + span) * p.lists.capacity;
-  const int32_t* regions =
-      p.regions + first_row * p.stride_regions_row + selection * p.stride_regions_selection;
+  const int half_rows = p.lists.half_rows;
+  // What a call's lists hold can be counted in 32 bits.
+  const auto lists_at = static_cast<uint32_t>(blockIdx.x * p.lists.capacity);
+  const int32_t* regions = p.regions + first_row * p.stride_regions_row +
+                           selection * p.stride_regions_selection + lane * p.stride_regions_entry;
   // Regions whose column the table has.
   const auto table_regions = static_cast<uint32_t>(
       min(p.table.max_blocks * p.geometry.regions_per_block, int64_t{INT32_MAX}));
   int32_t faults = 0;
 
+  // What comes from far is asked for first, as it lies there; what waits for none of it is done
+  // meanwhile.
+  int32_t owner = -1, position_low = 0, position_high = 0;
+  if (warp == 0 && lane < span_rows) {
+    owner = p.owners[(first_row + lane) * p.stride_owners];
+    const int64_t at = (first_row + lane) * p.stride_positions;
+    const auto* words = static_cast<const int32_t*>(p.positions);
+    if (p.wide_positions != 0) {
+      position_low = words[2 * at], position_high = words[2 * at + 1];
+    } else {
+      position_low = words[at];
+    }
+  }
+  uint32_t region[kUnroll];
+  bool loaded = warp < span_rows;  // row `warp` of the span
+  if (loaded) {
+    load_regions(region, regions + warp * p.stride_regions_row, p.stride_regions_entry,
+                 static_cast<int32_t>(p.region_count) - lane);
+  }
+  bool cleared = true;
+  marks.clear(min(table_regions, kWindow));
   if (warp == 0) {
-    int32_t owner = -1;
     int64_t count = 0;
     if (lane < span_rows) {
-      const int64_t row = first_row + lane;
-      owner = p.owners[row * p.stride_owners];
-      const int64_t position = position_at(p, row);
+      const int64_t position = p.wide_positions != 0 ? static_cast<int64_t>(position_high) << 32 |
+                                                           static_cast<uint32_t>(position_low)
+                                                     : int64_t{position_low};
       count = selection_count(position, p.region_count);
       if (count > 0 && (owner < 0 || owner >= p.table.requests)) {
         faults |= status_owner;
         count = 0;
       }
       rows.owner[lane] = owner;
-      rows.position[lane] = position;
       rows.count[lane] = static_cast<int32_t>(count);
       rows.limit[lane] =
           static_cast<uint32_t>(min(region_of_position(position), int64_t{INT32_MAX}));
+      rows.token[lane] = static_cast<int32_t>(position & (kPageTokens - 1));
     }
     const int32_t before = __shfl_up_sync(~0u, owner, 1);
     const uint32_t begins = __ballot_sync(~0u, lane < span_rows && (lane == 0 || owner != before));
-    const uint32_t entries = __reduce_add_sync(~0u, static_cast<uint32_t>(count));
-    if (lane == 0) {
-      starts = begins;
-      all_faults = 0;
-      work = {0, entries};
-    }
+    const uint32_t sum = __reduce_add_sync(~0u, static_cast<uint32_t>(count));
+    if (lane == 0) starts = begins, work = {0, sum}, tile_batch = 0;
   }
-  __syncthreads();
 
-  int32_t first_batch = 0;
+  // A quotient by multiplication: rounded down twice, so at most one too small.
+  const auto regions_per_block = static_cast<uint32_t>(p.geometry.regions_per_block);
+  const uint32_t reciprocal = UINT32_MAX / regions_per_block;
+  const auto column_of = [&](uint32_t id) {
+    const uint32_t column = __umulhi(id, reciprocal);
+    return column + (id - column * regions_per_block >= regions_per_block ? 1 : 0);
+  };
+
   int tile = 0;
   for (int begin = 0; begin < span_rows; ++tile) {
+    if (thread < kMostTileRows) own[thread] = -1;
+    if (thread == 0) tail_page = -1, live = 0;
+    __syncthreads();
     const uint32_t later = begin + 1 < 32 ? starts >> (begin + 1) : 0u;
     const int end = later != 0 ? begin + __ffs(static_cast<int>(later)) : span_rows;
-    const int tile_rows = end - begin;
-    int64_t newest = -1;
-    for (int r = begin; r < end; ++r)
-      newest = rows.count[r] > 0 ? max(newest, rows.position[r]) : newest;
-    const int64_t used_regions =
-        min(newest < 0 ? 0 : newest / kPageTokens + 1, int64_t{table_regions});
-    if (threadIdx.x < kMostTileRows) own[threadIdx.x] = -1;
-    if (threadIdx.x == 0) tail_page = -1, live = 0;
+    const TileRows of_tile(rows, begin, end);
+    const uint32_t used_regions = min(of_tile.regions, table_regions);
+    const bool one_window = used_regions <= kWindow;
 
-    // 1 and 2. The marked regions in ascending order.
-    int32_t gathered = 0;
-    for (int64_t window = 0; window == 0 || window < used_regions; window += kWindow) {
-      const int64_t in_window = max(min(used_regions - window, int64_t{kWindow}), int64_t{0});
-      const auto scan_bytes =
-          static_cast<int>((in_window * sizeof(Mark) + kScanBytes - 1) / kScanBytes * kScanBytes);
-      for (int at = static_cast<int>(threadIdx.x) * 16; at < scan_bytes; at += kUnionThreads * 16)
-        *reinterpret_cast<uint4*>(shared + at) = make_uint4(0, 0, 0, 0);
-      __syncthreads();
+    ClassCounts given = {};
+    for (uint32_t window = 0; window == 0 || window < used_regions; window += kWindow) {
+      const uint32_t in_window = min(used_regions - window, kWindow);
+      // 1. The marks.
+      if (!cleared) {
+        marks.clear(in_window);
+        __syncthreads();
+      }
+      cleared = false;
       for (int r = begin + warp; r < end; r += kWarps) {
         const int32_t count = rows.count[r];
         const uint32_t limit = rows.limit[r];
-        const int32_t* from = regions + r * p.stride_regions_row;
-        const uint32_t bit = 1u << (r - begin);
-        for (int32_t i = lane; i < count; i += 32 * kUnroll) {
-          uint32_t region[kUnroll];  // loaded together
-#pragma unroll
-          for (int k = 0; k < kUnroll; ++k) {
-            if (i + 32 * k < count)
-              region[k] = static_cast<uint32_t>(from[(i + 32 * k) * p.stride_regions_entry]);
+        const uint32_t valid = min(limit + 1, table_regions);
+        const uint32_t here = window < valid ? min(valid - window, kWindow) : 0;
+        const int row = r - begin;
+        const int place = row < half_rows ? row : kHalfPlaces + row - half_rows;
+        uint32_t* const plane = marks.first + place / 4 * Marks<Mark>::kPlaneWords;
+        const uint32_t first_bit = 1u << place % 4 * 8;
+        for (int32_t first = 0; first < count; first += 32 * kUnroll) {
+          if (!(loaded && r == warp && first == 0)) {
+            load_regions(region,
+                         regions + r * p.stride_regions_row + first * p.stride_regions_entry,
+                         p.stride_regions_entry, count - first - lane);
           }
+          loaded = false;
+          const int32_t left = count - first - lane;
+          bool invalid = false;
 #pragma unroll
           for (int k = 0; k < kUnroll; ++k) {
-            if (i + 32 * k >= count) break;
-            // Negative ids are large here, and fail the first comparison.
-            if (region[k] > limit) {
-              faults |= status_region;
-            } else if (region[k] >= table_regions) {
-              faults |= status_table;
-            } else if (region[k] - static_cast<uint32_t>(window) < kWindow) {
-              const uint32_t at = region[k] - static_cast<uint32_t>(window);
-              atomicOr(marks + at / kMarksPerWord, bit << (at % kMarksPerWord * 8 * sizeof(Mark)));
+            const bool counts = 32 * k < left;
+            const uint32_t at = region[k] - window;
+            invalid |= counts && region[k] >= valid;  // negative ids are large here
+            if (counts && at < here) atomicOr(plane + at / 8, first_bit << at % 8);
+          }
+          if (invalid) {  // then look again
+#pragma unroll 1
+            for (int32_t i = first; i < min(first + 32 * kUnroll, count - lane); i += 32) {
+              const auto id = static_cast<uint32_t>(
+                  regions[r * p.stride_regions_row + i * p.stride_regions_entry]);
+              if (id >= valid) faults |= id > limit ? status_region : status_table;
             }
           }
         }
       }
       __syncthreads();
-      // Each warp takes a contiguous part; its lanes take 16 bytes in turn.
-      const int part = scan_bytes / 16 / kWarps;
-      const auto* from = reinterpret_cast<const uint4*>(shared) + warp * part;
-      int32_t mine = 0;
-      for (int i = lane; i < part; i += 32) {
-        const uint4 words = from[i];
-        mine += __popc(marked(Mark{}, words.x)) + __popc(marked(Mark{}, words.y)) +
-                __popc(marked(Mark{}, words.z)) + __popc(marked(Mark{}, words.w));
-      }
-      mine = static_cast<int32_t>(__reduce_add_sync(~0u, static_cast<uint32_t>(mine)));
-      if (lane == 0) scratch[warp] = static_cast<uint64_t>(mine);
-      __syncthreads();
-      int32_t base = gathered;
+
+      // 2. The classes. Each thread takes up to kMostChunks neighbouring chunks at a time.
+      const int all_chunks = static_cast<int>((in_window + kChunk - 1) / kChunk);
+      const int chunks = min((all_chunks + kUnionThreads - 1) / kUnionThreads, kMostChunks);
+      for (int section = 0; section < all_chunks; section += chunks * kUnionThreads) {
+        const int first_chunk = section + thread * chunks;
+        // Every other four lanes read their two chunks the other way round: no bank conflicts.
+        const bool swap = chunks == 2 && (lane & 4) != 0;
+        uint32_t first[kMostChunks], second[kMostChunks];
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        if (w < warp) base += static_cast<int32_t>(scratch[w]);
-        gathered += static_cast<int32_t>(scratch[w]);
-      }
-      for (int i = lane; i < part; i += 32) {
-        const uint4 words = from[i];
-        uint32_t set = marked_bits(Mark{}, words.x) |
-                       marked_bits(Mark{}, words.y) << kMarksPerWord |
-                       marked_bits(Mark{}, words.z) << 2 * kMarksPerWord |
-                       marked_bits(Mark{}, words.w) << 3 * kMarksPerWord;
-        const int32_t count = __popc(set);
-        int32_t up_to = count;
+        for (int j = 0; j < kMostChunks; ++j) {
+          const int chunk = first_chunk + (swap ? 1 - j : j);
+          const bool there = j < chunks && chunk < all_chunks;
+          first[j] = there ? marks.chunk_of_half(marks.first, chunk) : 0;
+          second[j] = there ? marks.chunk_of_half(marks.second, chunk) : 0;
+        }
+        if (kMostChunks == 2 && swap) {
+          const uint32_t first_0 = first[0], second_0 = second[0];
+          first[0] = first[kMostChunks - 1], first[kMostChunks - 1] = first_0;
+          second[0] = second[kMostChunks - 1], second[kMostChunks - 1] = second_0;
+        }
+        uint64_t packed = 0;
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int32_t below = __shfl_up_sync(~0u, up_to, step);
-          if (lane >= step) up_to += below;
+        for (int j = 0; j < kMostChunks; ++j) {
+          packed += static_cast<uint64_t>(__popc(first[j] & second[j])) |
+                    static_cast<uint64_t>(__popc(first[j] & ~second[j])) << 21 |
+                    static_cast<uint64_t>(__popc(second[j] & ~first[j])) << 42;
         }
-        int32_t to = base + up_to - count;
-        base += __shfl_sync(~0u, up_to, 31);
-        const int first_mark = (warp * part + i) * 4 * kMarksPerWord;
-        for (; set != 0; set &= set - 1) {
-          const int at = first_mark + __ffs(static_cast<int>(set)) - 1;
-          list[to++] =
-              static_cast<Packed>(static_cast<uint32_t>(window) + static_cast<uint32_t>(at))
-                  << kMarkBits |
-              static_cast<Packed>(reinterpret_cast<const Mark*>(shared)[at]);
+        uint64_t total;
+        const uint64_t before = sum_before(packed, scratch, total);
+        int32_t both_at = given.both + static_cast<int32_t>(before & 0x1fffff);
+        int32_t first_at = given.first + static_cast<int32_t>(before >> 21 & 0x1fffff);
+        int32_t second_at = given.second + static_cast<int32_t>(before >> 42);
+        given.both += static_cast<int32_t>(total & 0x1fffff);
+        given.first += static_cast<int32_t>(total >> 21 & 0x1fffff);
+        given.second += static_cast<int32_t>(total >> 42);
+        const auto list_out = [&](uint32_t set, uint32_t base, Packed* to, int step) {
+#pragma unroll 1
+          for (; set != 0; set &= set - 1, to += step) {
+            const auto i = static_cast<uint32_t>(__ffs(static_cast<int>(set)) - 1);
+            *to = static_cast<Packed>(base + i) << kMarkBits;
+          }
+        };
+        // For each batch that begins among `count` entries of a class, the first of them number
+        // `at`: how many batches of the other class begin before it.
+        const auto order_out = [&](uint16_t* table, const Packed* from, int step, int32_t at,
+                                   int32_t count, uint32_t base, uint32_t other, int32_t before) {
+#pragma unroll 1
+          for (int32_t i = -at & (kBatchPages - 1); i < count; i += kBatchPages) {
+            const uint32_t bit = static_cast<uint32_t>(from[i * step] >> kMarkBits) - base;
+            table[static_cast<uint32_t>(at + i) / kBatchPages] =
+                static_cast<uint16_t>(batches_of(before + __popc(other & ((1u << bit) - 1))));
+          }
+        };
+        // With one window the marks are still there when the entries are used.
+        const auto add_marks = [&](Packed* to, int step, int32_t count) {
+#pragma unroll 1
+          for (int32_t i = 0; i < count; ++i) {
+            Packed& entry = to[i * step];
+            entry |= marks.places(static_cast<uint32_t>(entry >> kMarkBits) - window);
+          }
+        };
+#pragma unroll 1
+        for (int j = 0; j < chunks; ++j) {
+          const uint32_t base = window + static_cast<uint32_t>(first_chunk + j) * kChunk;
+          const uint32_t both = first[0] & second[0], single = first[0] & ~second[0],
+                         other = second[0] & ~first[0];
+          const int32_t both_count = __popc(both), single_count = __popc(single);
+          Packed* const to_both = list + both_at;
+          Packed* const to_single = list + (middle - 1 - first_at);
+          Packed* const to_other = list + (middle + second_at);
+          list_out(both, base, to_both, 1);
+          list_out(single, base, to_single, -1);
+          list_out(other, base, to_other, 1);
+          order_out(pairs_before, to_both, 1, both_at, both_count, base, single, first_at);
+          order_out(both_before, to_single, -1, first_at, single_count, base, both, both_at);
+          if (!one_window) {
+            add_marks(to_both, 1, both_count);
+            add_marks(to_single, -1, single_count);
+            add_marks(to_other, 1, __popc(other));
+          }
+          both_at += both_count, first_at += single_count, second_at += __popc(other);
+          first[0] = first[kMostChunks - 1], second[0] = second[kMostChunks - 1];
         }
+        __syncthreads();  // the lists are there, `scratch` is free
       }
-      __syncthreads();
     }
 
-    // 3. The class of each entry; a tile of one row is computed by both halves together.
-    const bool one_row = p.lists.tile_rows == 1;
-    const uint32_t first_half = (1u << half_rows) - 1;
-    const auto mark_of = [](Packed entry) {
-      return static_cast<uint32_t>(static_cast<Mark>(entry));
-    };
-    const auto kind_of = [&](Packed entry) {
-      if (one_row) return 0;
-      const uint32_t mark = mark_of(entry);
-      return (mark & ~first_half) == 0 ? 1 : (mark & first_half) == 0 ? 2 : 0;
-    };
-    const int32_t chunk = (gathered + kUnionThreads - 1) / kUnionThreads;
-    const int32_t from = min(static_cast<int32_t>(threadIdx.x) * chunk, gathered);
-    const int32_t to = min(from + chunk, gathered);
-    ClassCounts here = {};
-    for (int32_t e = from; e < to; ++e) here.add(kind_of(list[e]), 1);
-    uint64_t packed_total;
-    const uint64_t packed = static_cast<uint64_t>(here.both) |
-                            static_cast<uint64_t>(here.first) << 21 |
-                            static_cast<uint64_t>(here.second) << 42;
-    const uint64_t before = scan(packed, scratch, packed_total) - packed;
-    const auto unpack = [](uint64_t counts) {
-      return ClassCounts{static_cast<int32_t>(counts & 0x1fffff),
-                         static_cast<int32_t>(counts >> 21 & 0x1fffff),
-                         static_cast<int32_t>(counts >> 42)};
-    };
-    const ClassCounts given = unpack(packed_total);
-    // What would fill a last batch of one half by a few pages goes where the last batch of both has
-    // room.
+    // 3. What would fill a last batch of one half by a few pages goes where the last batch of both
+    // has room.
     const int32_t room = (kBatchPages - given.both % kBatchPages) % kBatchPages;
     const auto moved = [](int32_t count, int32_t to) {
       return count % kBatchPages <= to ? count % kBatchPages : 0;
@@ -386,163 +486,149 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const int32_t moved_second = moved(given.second, room - moved_first);
     const ClassCounts total = {given.both + moved_first + moved_second, given.first - moved_first,
                                given.second - moved_second};
-
-    // 4. The order of the batches.
     const int32_t both_batches = batches_of(total.both), first_batches = batches_of(total.first),
                   second_batches = batches_of(total.second);
-    const int32_t pairs = min(first_batches, second_batches);
+    const BatchOrder order = {pairs_before, both_before, both_batches,
+                              min(first_batches, second_batches)};
     const int32_t batches = both_batches + first_batches + second_batches;
     const int32_t steps[2] = {both_batches + first_batches, both_batches + second_batches};
-    ClassCounts at = unpack(before);
-    for (int32_t e = from; e < to; ++e) {
-      const int kind = kind_of(list[e]);
-      if (kind == 0 && at.both % kBatchPages == 0) {
-        pairs_before[at.both / kBatchPages] =
-            static_cast<uint16_t>(min(pairs, batches_of(at.first)));
-      } else if (kind == 1 && at.first % kBatchPages == 0 && at.first / kBatchPages < pairs) {
-        both_before[at.first / kBatchPages] = static_cast<uint16_t>(batches_of(at.both));
-      }
-      at.add(kind, 1);
-    }
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < batches * kBatchPages;
-         i += kUnionThreads)
-      page_marks[i] = 0;
-    __syncthreads();
-    const BatchOrder order = {pairs_before, both_before, both_batches, pairs};
-    const auto place_of = [&](int kind, int32_t index) {
-      return kind == 0 ? order.both(index / kBatchPages)
-                       : order.single(index / kBatchPages, kind == 2);
+
+    // 4. Pages and steps, a thread to a slot. Slots are numbered class by class.
+    const int32_t slots = batches * kBatchPages;
+    const auto slot_in_batch = static_cast<int32_t>(threadIdx.x % kBatchPages);
+    const int32_t* const blocks = p.table.data + rows.owner[begin] * p.table.stride_request;
+    constexpr uint32_t kPad = UINT32_MAX;  // a column
+    struct Found {
+      int32_t kind, index;  // class, and batch of it
+      Packed entry;
+      uint32_t column;
+      int32_t block;
     };
-    int32_t* pages = p.lists.pages + (lists_at + first_batch) * kBatchPages;
-    const int32_t owner = rows.owner[begin];
-    // Own regions of the tile's rows lie between these two.
-    uint32_t oldest_own = UINT32_MAX, newest_own = 0;
-    for (int r = begin; r < end; ++r) {
-      if (rows.count[r] == 0) continue;
-      oldest_own = min(oldest_own, rows.limit[r]);
-      newest_own = max(newest_own, rows.limit[r]);
-    }
+    const auto look_up = [&](int32_t slot) {
+      Found found = {0, static_cast<int32_t>(static_cast<uint32_t>(slot) / kBatchPages), 0, kPad,
+                     -1};
+      int32_t count = given.both, base = 0;
+      if (found.index >= both_batches) {
+        found.kind = 1, found.index -= both_batches, count = total.first, base = middle;
+        if (found.index >= first_batches)
+          found.kind = 2, found.index -= first_batches, count = total.second;
+      }
+      int32_t at = found.index * kBatchPages + slot_in_batch;
+      bool down = found.kind == 1;
+      if (found.kind == 0 && at >= count && at < total.both) {  // moved here
+        at -= given.both;
+        down = at < moved_first;
+        at += down ? total.first : total.second - moved_first;
+        count = INT32_MAX, base = middle;
+      }
+      if (at < count) {
+        found.entry = list[base + (down ? ~at : at)];
+        // The table has this column: the region was compared when it was marked.
+        const auto id = static_cast<uint32_t>(found.entry >> kMarkBits);
+        found.column = column_of(id);
+        found.block = blocks[found.column * p.table.stride_block];
+      }
+      return found;
+    };
+    const int32_t first_batch = tile_batch;
+    const uint32_t pages_at = (lists_at + first_batch) * kBatchPages;
+    const uint32_t steps_at = (2 * lists_at + first_batch) * half_rows;
+    const RequestLookup lookup = request_lookup(p.table, p.geometry, 0);
     uint32_t seen = 0;
-    at = unpack(before);
-    for (int32_t first = from; first < to; first += kLookUps) {
-      int32_t page[kLookUps];  // looked up together
-#pragma unroll
-      for (int k = 0; k < kLookUps; ++k) {
-        if (first + k >= to) continue;
-        const auto region = static_cast<uint32_t>(list[first + k] >> kMarkBits);
-        const PageLookup found = page_of_region(p.table, p.geometry, owner, region, region);
-        faults |= found.fault;
-        page[k] = static_cast<int32_t>(found.page);
-      }
-#pragma unroll
-      for (int k = 0; k < kLookUps; ++k) {
-        if (first + k >= to) continue;
-        const Packed entry = list[first + k];
-        const uint32_t mark = mark_of(entry);
-        const auto region = static_cast<uint32_t>(entry >> kMarkBits);
-        int kind = kind_of(entry);
-        int32_t index = kind == 0 ? at.both : kind == 1 ? at.first : at.second;
-        at.add(kind, 1);
-        if (kind == 1 && index >= total.first) {
-          kind = 0, index += given.both - total.first;
-        } else if (kind == 2 && index >= total.second) {
-          kind = 0, index += given.both + moved_first - total.second;
+#pragma unroll 1
+    for (int32_t slot = thread; slot - lane < slots; slot += kUnionThreads) {
+      const Found found = look_up(slot);
+      const int32_t kind = found.kind, index = found.index;
+      BatchOrder::Place place = {};
+      if (slot < slots) place = kind == 0 ? order.both(index) : order.single(index, kind == 2);
+      const auto id = static_cast<uint32_t>(found.entry >> kMarkBits);
+      int32_t page = -1;
+      uint32_t mark = 0;  // nobody sees a pad or a page that is not valid
+      if (found.column != kPad) {
+        // One unsigned comparison refuses negative ids as well.
+        if (static_cast<uint32_t>(found.block) >= lookup.block_count) {
+          faults |= status_table;
+        } else {
+          page = static_cast<int32_t>(page_of_block(lookup, found.block, id, found.column));
+          mark = one_window ? marks.places(id) : static_cast<Mark>(found.entry);
         }
-        const int32_t place = place_of(kind, index).batch * kBatchPages + index % kBatchPages;
-        pages[place] = page[k];
-        if (page[k] < 0) continue;  // the place stays, nobody sees it
-        page_marks[place] = static_cast<Mark>(mark);
-        seen |= mark;
-        if (region < oldest_own) continue;
-        if (region == newest_own) tail_page = place;
+      }
+      const int32_t at = place.batch * kBatchPages + slot_in_batch;
+      if (slot < slots) p.lists.pages[pages_at + at] = page;
+      seen |= mark;
+      if (mark != 0 && id >= of_tile.oldest_own) {
+        if (id == of_tile.newest_own) tail_page = at;
+#pragma unroll 1
         for (int r = begin; r < end; ++r) {
-          if (rows.limit[r] == region && (mark >> (r - begin) & 1) != 0) {
-            own[r - begin] = place * static_cast<int32_t>(kPageTokens) +
-                             static_cast<int32_t>(rows.position[r] % kPageTokens);
-          }
+          const int row = r - begin;
+          const int row_place = row < half_rows ? row : kHalfPlaces + row - half_rows;
+          if (rows.limit[r] == id && (mark >> row_place & 1) != 0)
+            own[row] = at * static_cast<int32_t>(kPageTokens) + rows.token[r];
         }
       }
-    }
-    if (threadIdx.x < 3 * kBatchPages) {
-      const int kind = static_cast<int>(threadIdx.x) / kBatchPages;
-      const int slot = static_cast<int>(threadIdx.x) % kBatchPages;
-      const int32_t count = kind == 0 ? total.both : kind == 1 ? total.first : total.second;
-      if (count % kBatchPages != 0 && slot >= count % kBatchPages)
-        pages[place_of(kind, count).batch * kBatchPages + slot] = -1;
-    }
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < batches; i += kUnionThreads) {
-      const int kind = i < both_batches ? 0 : i < both_batches + first_batches ? 1 : 2;
-      const int32_t index = kind == 0   ? i
-                            : kind == 1 ? i - both_batches
-                                        : i - both_batches - first_batches;
-      const BatchOrder::Place place = place_of(kind, index * kBatchPages);
-      if (kind != 2) step_batches[0][place.step] = static_cast<uint16_t>(place.batch);
-      if (kind != 1) step_batches[1][place.step] = static_cast<uint16_t>(place.batch);
+      // Every eight lanes have a batch: from the marks of its pages to the pages of its rows.
+      const uint32_t masks = transpose(mark);
+#pragma unroll
+      for (int j = 0; j < kMarkBits / 8; ++j) {
+        const uint32_t row_place = 8 * j + threadIdx.x % kBatchPages;
+        const auto half = static_cast<int>(row_place / kHalfPlaces);
+        const auto row = static_cast<int>(row_place % kHalfPlaces);
+        if (slot < slots && row < half_rows && (kind == 0 || kind == half + 1)) {
+          p.lists.steps[steps_at + (half * p.lists.capacity + place.step) * half_rows + row] =
+              step_word(static_cast<uint32_t>(place.batch), masks >> 8 * j & 255);
+        }
+      }
+      if (p.lists.split_shift > 0 && slot_in_batch == 0 && slot < slots) {
+        const bool surplus = kind != 0 && index >= order.pairs;
+        const int32_t of_other = surplus ? both_batches + order.pairs : place.step;
+        const int32_t of_first = kind != 2 ? place.step : surplus ? of_other : place.step + 1;
+        const int32_t of_second = kind != 1 ? place.step : of_other;
+        steps_before[place.batch] = static_cast<uint32_t>(of_first | of_second << 16);
+      }
     }
     seen = __reduce_or_sync(~0u, seen);
     if (lane == 0 && seen != 0) atomicOr(&live, seen);
     __syncthreads();
 
-    // The steps of each half and their masks, eight pages to a byte.
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t* to =
-          p.lists.steps + (2 * lists_at + half * p.lists.capacity + first_batch) * half_rows;
-      const int shift = one_row ? 0 : half * half_rows;
-      for (int32_t i = static_cast<int32_t>(threadIdx.x); i < steps[half] * half_rows;
-           i += kUnionThreads) {
-        const int32_t step = i >> half_shift, row = i & (half_rows - 1);
-        const uint32_t batch = step_batches[half][step];
-        to[i] = step_word(batch, gather_bits(page_marks + batch * kBatchPages, shift + row));
-      }
-    }
     // A header for each split.
     const int32_t split_shift = p.lists.split_shift;
     TileHeader* headers =
-        p.lists.headers +
-        (((selection * p.lists.spans + span) * p.lists.tile_rows << split_shift) + tile);
-#pragma unroll 1
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kMostTileRows << split_shift;
-         i += kUnionThreads) {
-      headers[i / kMostTileRows * p.lists.tile_rows].own[i % kMostTileRows] =
-          own[i % kMostTileRows];
+        p.lists.headers + ((int64_t{blockIdx.x} * p.lists.tile_rows << split_shift) + tile);
+    constexpr int kQuads = kMostTileRows / 4;
+    const uint32_t quad = kUnionThreads - 1 - threadIdx.x;  // other warps than the headers' own
+    if (quad < static_cast<uint32_t>(kQuads) << split_shift) {
+      auto* to = reinterpret_cast<int4*>(headers[quad / kQuads * p.lists.tile_rows].own);
+      to[quad % kQuads] = reinterpret_cast<const int4*>(own)[quad % kQuads];
     }
-    if (static_cast<int32_t>(threadIdx.x) < 2 << split_shift) {
-      const int32_t split = static_cast<int32_t>(threadIdx.x) / 2;
-      const int half = static_cast<int>(threadIdx.x) % 2;
-      TileHeader& header = headers[split * p.lists.tile_rows];
-      const uint16_t* batch_of = step_batches[0] + half * layout.batches;
-      const int32_t of_half = both_batches + (half == 0 ? first_batches : second_batches);
-      const int32_t begins = split_begin(batches, split, split_shift);
-      const int32_t ends = split_begin(batches, split + 1, split_shift);
-      const int32_t before = begins == 0 ? 0 : steps_before(batch_of, of_half, begins);
-      const int32_t up_to = ends == batches ? of_half : steps_before(batch_of, of_half, ends);
-      header.first_step[half] = first_batch + before;
-      header.steps[half] = up_to - before;
-      if (half == 0) {
-        header.row = static_cast<int32_t>(first_row) + begin;
-        header.rows = tile_rows;
-        header.last = end == span_rows ? 1 : 0;
-        header.first_batch = first_batch;
-        header.begin = begins;
-        header.end = ends;
-        header.tail = tail_page < 0 ? -1
-                                    : tail_page * static_cast<int32_t>(kPageTokens) +
-                                          static_cast<int32_t>(newest % kPageTokens);
-        header.live = live;
-        if (split == 0) work.steps += static_cast<uint32_t>(steps[0] + steps[1]);
-      }
+    if (thread < 1 << split_shift) {
+      const int32_t begins = split_begin(batches, thread, split_shift);
+      const int32_t ends = split_begin(batches, thread + 1, split_shift);
+      const uint32_t before = begins == 0 ? 0 : steps_before[begins];
+      const uint32_t up_to =
+          ends == batches ? static_cast<uint32_t>(steps[0] | steps[1] << 16) : steps_before[ends];
+      const int32_t before_first = before & 0xffff, before_second = before >> 16;
+      const uint32_t low = live & ((1u << kHalfPlaces) - 1), high = live >> kHalfPlaces;
+      auto* to = reinterpret_cast<int4*>(headers + thread * p.lists.tile_rows);
+      to[0] = {static_cast<int32_t>(first_row) + begin, end - begin, end == span_rows ? 1 : 0,
+               first_batch};
+      to[1] = {begins, ends, first_batch + before_first, first_batch + before_second};
+      to[2] = {
+          static_cast<int32_t>(up_to & 0xffff) - before_first,
+          static_cast<int32_t>(up_to >> 16) - before_second,
+          tail_page < 0 ? -1 : tail_page * static_cast<int32_t>(kPageTokens) + of_tile.newest_token,
+          static_cast<int32_t>(one_row ? low : low | high << half_rows)};
     }
-    first_batch += batches;
     begin = end;
-    __syncthreads();  // the tables and `own` are free
+    if (begin < span_rows) __syncthreads();  // the lists, the tables and `own` are free
+    if (thread == 0) {
+      work.steps += static_cast<uint32_t>(steps[0] + steps[1]);
+      tile_batch += batches;
+    }
   }
-  if (threadIdx.x == 0) p.lists.work[selection * p.lists.spans + span] = work;
+  if (thread == 0) p.lists.work[blockIdx.x] = work;
   if (p.status != nullptr) {
     faults = static_cast<int32_t>(__reduce_or_sync(~0u, static_cast<uint32_t>(faults)));
-    if (lane == 0 && faults != 0) atomicOr(&all_faults, faults);
-    __syncthreads();
-    if (threadIdx.x == 0 && all_faults != 0) atomicOr(p.status, all_faults);
+    if (lane == 0 && faults != 0) atomicOr(p.status, faults);
   }
 }
 
