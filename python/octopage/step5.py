@@ -116,8 +116,8 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
                         v_scale: Union[None, float, Tensor] = None) -> Tensor:
     """Gathers the staged blocks of `cache` [blocks, 1, block_size, 2*dim] into a contiguous cache of `dtype` (bf16 or
     f16), [staged, 1, block_size, 2*dim], a new tensor. `staged` is a StagedPrefillPages, or its blocks [staged] i32; ids
-    outside of the cache give zeros. u8 and f8_e4m3fn caches need both scales, numbers or tensors of one f32 on the
-    device."""
+    outside of the cache give zeros. u8 and f8_e4m3fn caches need `k_scale` and `v_scale`: numbers, or tensors of one f32
+    on the device."""
     blocks = getattr(staged, "pages", staged)  # an engine's record is as good
     if tracing():
         from .ops import traced_stage_prefill_pages
