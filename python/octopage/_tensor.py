@@ -116,7 +116,15 @@ def _torch_view(argument, tensor):
                         list(tensor.stride()) or [1], device.type == "cuda", device.index or 0)
 
 
+def _refuse_masked(argument, array):
+    """An array of numpy.ma shows other values than its memory holds."""
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise ArgumentTypeError(f"{argument}: must be an array without a mask, is a {type(array).__name__}: give "
+                                f"{argument}.filled(...) or {argument}.data")
+
+
 def _array_view(argument, tensor, kind, write):
+    _refuse_masked(argument, tensor)
     strides = []
     for stride in tensor.strides:
         if stride % tensor.itemsize != 0:
@@ -236,6 +244,8 @@ def exported(core_tensor, owner, kind, *, read_only=False):
 def integer(argument, value):
     """A Python integer that fits 64 bits."""
     try:
+        if isinstance(value, bool):  # which is an integer to Python, and a slip here
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise ArgumentTypeError(f"{argument}: must be an integer, is {type(value).__name__}") from None
@@ -246,7 +256,7 @@ def integer(argument, value):
 
 def real(argument, value):
     """A finite number of f32's range, as a Python float."""
-    if not isinstance(value, (numbers.Real, numpy.integer, numpy.floating)):
+    if not isinstance(value, (numbers.Real, numpy.integer, numpy.floating)) or isinstance(value, bool):
         # A tensor without dimensions is no number here: reading one from a GPU would synchronise.
         raise ArgumentTypeError(f"{argument}: must be a number, is {type(value).__name__}")
     try:
@@ -275,6 +285,7 @@ def device_of(argument, device):
 def host_integers(argument, values):
     """[n] i64 of numpy from a sequence, array or tensor of any integer type."""
     kind = framework(values)
+    _refuse_masked(argument, values)
     try:
         if kind == "torch":
             values = values.detach().cpu().numpy()
@@ -296,7 +307,10 @@ def host_integers(argument, values):
         raise ArgumentTypeError(f"{argument}: must be integers, are {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{argument}: {int(array.max())} is larger than 2^63 - 1")
-    return numpy.ascontiguousarray(array, dtype=numpy.int64)
+    try:
+        return numpy.ascontiguousarray(array, dtype=numpy.int64)
+    except MemoryError as error:
+        raise OutOfMemory(f"{argument}: could not be copied: {error}") from error
 
 
 class Call:

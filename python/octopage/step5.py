@@ -3,6 +3,10 @@
 One native plan serves a whole prefill step and its layers: `plan`, then per layer fill (`prepare_chunk`,
 or an indexer that writes pages itself from `page_metadata`) and `finish`. It serves one group: callers
 pass slices of the cache, of the query and of the selections.
+
+Every function raises InvalidArgument (a ValueError) where a shape, a stride, a device or a value breaks a rule, and
+ArgumentTypeError (a TypeError, too) where an argument is of the wrong kind or dtype; the docstrings say what else.
+Strides are in elements. On a GPU work is queued on the framework's current stream.
 """
 
 import functools
@@ -54,7 +58,9 @@ class PagedPrefillMetadata(NamedTuple):
 
 
 def compact_page_metadata(positions: Any, region_count: int) -> Tuple[Tensor, Tensor]:
-    """(indptr [rows+1], last_page_len [rows]), i32 on the host, of rows at `positions`."""
+    """(indptr [rows+1], last_page_len [rows]), i32 on the host, of rows at `positions` [rows], in tokens: a row has
+    min(position // 8 + 1, region_count) pages, and position % 8 + 1 tokens of its last one. A padding row (a negative
+    position) has none."""
     indptr, last_page_len = _core.compact_page_metadata(host_integers("positions", positions),
                                                         integer("region_count", region_count))
     if framework(positions) == "torch":
@@ -65,12 +71,14 @@ def compact_page_metadata(positions: Any, region_count: int) -> Tuple[Tensor, Te
 
 
 def kv_page_stride(cache: Tensor) -> int:
-    """Eight-token pages between neighbouring blocks of a group of `cache` [blocks, groups, block_size, 2*dim]."""
+    """Eight-token pages between neighbouring blocks of a group of `cache` [blocks, groups, block_size, 2*dim].
+    Raises InvalidArgument where that is no whole number of pages."""
     return _core.kv_page_stride(Call(cache).view("cache", cache))
 
 
 def view_sparse_kv_pages(cache: Tensor) -> Tuple[Tensor, Tensor]:
-    """K and V of a cache with one group as [pages, 8, 1, dim] views, no copy, gaps between blocks retained."""
+    """K and V of `cache` [blocks, 1, block_size, 2*dim] as [pages, 8, 1, dim] views, no copy, gaps between blocks
+    retained. Tensors of torch, numpy and cupy alone."""
     call = Call(cache)
     k, v = _core.view_sparse_kv_pages(call.view("cache", cache))
     kind = framework(cache)
@@ -90,7 +98,8 @@ def view_sparse_kv_pages(cache: Tensor) -> Tuple[Tensor, Tensor]:
 
 def plan_staged_prefill_pages(table: Tensor, lengths: Any, block_size: int) -> StagedPrefillPages:
     """The live blocks of `table` [requests, max_blocks] i32, request by request, and a table of the same width that
-    numbers them 0, 1, 2, ... `lengths` [requests] are integers on the host."""
+    numbers them 0, 1, 2, ... `lengths` [requests], in tokens, are integers on the host: at most max_blocks *
+    block_size each. Both tensors are new ones of the framework, on the table's device."""
     lengths = host_integers("lengths", lengths)
     block_size = integer("block_size", block_size)
     call = Call(table)
@@ -106,7 +115,9 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
                         k_scale: Union[None, float, Tensor] = None,
                         v_scale: Union[None, float, Tensor] = None) -> Tensor:
     """Gathers the staged blocks of `cache` [blocks, 1, block_size, 2*dim] into a contiguous cache of `dtype` (bf16 or
-    f16). u8 and f8_e4m3fn caches need both scales, numbers or tensors of one f32 on the device."""
+    f16), [staged, 1, block_size, 2*dim], a new tensor. `staged` is a StagedPrefillPages, or its blocks [staged] i32; ids
+    outside of the cache give zeros. u8 and f8_e4m3fn caches need `k_scale` and `v_scale`: numbers, or tensors of one f32
+    on the device."""
     blocks = getattr(staged, "pages", staged)  # an engine's record is as good
     if tracing():
         from .ops import traced_stage_prefill_pages
@@ -135,8 +146,17 @@ def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: T
                        query: Optional[Tensor] = None, contiguous_query: Optional[Tensor] = None,
                        page_stride: Optional[int] = None) -> None:
     """Writes each row's pages at `indptr[row]` of `pages`, in the order of its regions, its own region last; copies
-    `query` to `contiguous_query` where both are given and not the same. `page_stride` defaults to that of a cache
-    without gaps."""
+    `query` to `contiguous_query` where both are given and not the same.
+
+    regions      [rows, region_count] i32
+    table        [requests, max_blocks] i32, physical blocks
+    owners       [rows] i32, the request of each row
+    indptr       [rows+1] i32; ranges outside of `pages` are not written
+    pages        [capacity] i32, contiguous, written; an invalid entry becomes -1
+    block_size   tokens of a block, a multiple of 8
+    query, contiguous_query  [rows, heads, dim], the latter contiguous and written
+    page_stride  pages between neighbouring blocks (`kv_page_stride`); default: that of a cache without gaps
+    """
     if contiguous_query is query:  # contiguous already: nothing to copy
         query = contiguous_query = None
     if tracing():
@@ -233,7 +253,9 @@ class CompactPagedPrefill:
         """Plans from host positions (upper bounds are allowed): [rows] integers of any type, rows > 0.
 
         `query_shape` is (rows, heads, dim), `device` 'cpu', 'cuda', 'cuda:1' or a torch.device. With
-        `contiguous_query=False` the plan owns a contiguous copy of the query. Refused while the stream is captured.
+        `contiguous_query=False` the plan owns a contiguous copy of the query. `scale` multiplies q . k, `block_size` is in
+        tokens. Raises WrongState while the stream is captured, OutOfMemory where the buffers cannot be had; the former
+        plan then stands.
         """
         name = dtype_name("dtype", dtype)
         on_cuda, index = device_of("device", device)
@@ -266,7 +288,8 @@ class CompactPagedPrefill:
 
     @_locked
     def fixup_positions(self, positions: Tensor, *, status: Optional[Tensor] = None) -> None:
-        """Exact positions, [rows] i32 or i64 on the plan's device, replace the bounds."""
+        """Exact positions, [rows] i32 or i64 on the plan's device, replace the bounds. A row that needs more pages than
+        planned is cut, and raises a bit of `status` (i32 [1]). Raises WrongState before a plan."""
         call = Call(positions, status=status)
         exact = call.view("positions", positions)
         self._core.fixup_positions(exact, call.finish_options(exact))
@@ -274,7 +297,9 @@ class CompactPagedPrefill:
     @_locked
     def page_metadata(self, table: Tensor, owners: Tensor, page_stride: int, start: int = 0,
                       end: Optional[int] = None) -> Optional[PagedPrefillMetadata]:
-        """What an indexer needs to write pages of rows [start, end) itself; None if this object owns a query copy."""
+        """What an indexer needs to write pages of rows [start, end) itself; None if this object owns a query copy.
+        `table` [requests, max_blocks] i32, `owners` [rows] i32, `page_stride` in pages. Raises WrongState before a
+        plan."""
         call = Call(table)
         if end is not None and integer("end", end) < 0:
             raise InvalidArgument(f"end = {end}: must not be negative")
@@ -292,7 +317,17 @@ class CompactPagedPrefill:
     @_locked
     def prepare_chunk(self, start: int, query: Tensor, cache: Tensor, regions: Tensor, table: Tensor, owners: Tensor, *,
                       status: Optional[Tensor] = None, strict: bool = False) -> None:
-        """Fills the pages of rows start .. start + len(query) and copies their query; only with an owned copy."""
+        """Fills the pages of rows start .. start + chunk and copies their query; only with an owned copy.
+
+        query    [chunk, heads, dim] of the plan's dtype
+        cache    [blocks, 1, block_size, 2*dim]
+        regions  [chunk, region_count] i32
+        table    [requests, max_blocks] i32
+        owners   [chunk] i32, or [rows] of the whole plan
+        status   i32 [1] on the plan's device; invalid entries OR their bits into it
+
+        Raises WrongState before a plan or where the plan owns no copy, InvalidEntry under `strict`.
+        """
         call = Call(query, cache, regions, status=status, strict=strict)
         first = call.view("query", query)
         self._core.prepare_chunk(integer("start", start), first, call.view("cache", cache),
@@ -303,7 +338,16 @@ class CompactPagedPrefill:
     def finish(self, query: Optional[Tensor], cache: Tensor, out: Tensor, *, lse: Optional[Tensor] = None,
                k_scale: Union[None, float, Tensor] = None, v_scale: Union[None, float, Tensor] = None,
                backend: Optional[str] = None) -> Tensor:
-        """Attention over the prepared pages. Reads the owned query copy, or `query` where there is none."""
+        """Attention over the prepared pages. Reads the owned query copy, or `query` where there is none; returns `out`.
+
+        query    [rows, heads, dim] of the plan's dtype; may be None where the plan owns a copy
+        cache    [blocks, 1, block_size, 2*dim] bf16, f16, f8_e4m3fn, or u8 that holds f8_e4m3fn
+        out      [rows, heads, dim], the query's type or f32
+        lse      [rows, heads] f32, natural logarithm; filled where given
+        k_scale, v_scale  for f8 caches: numbers, or tensors of one f32 on the cache's device
+
+        Raises WrongState before a plan, Unsupported where no backend (or not the one named) serves the call.
+        """
         call = Call(cache, out, query, backend=backend)
         first = call.view("cache", cache)
         self._core.finish(call.maybe("query", query), first, call.view("out", out, write=True),

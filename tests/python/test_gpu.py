@@ -213,6 +213,19 @@ def test_the_planned_path_runs_on_the_current_stream_and_does_not_wait():
 # --- graphs -------------------------------------------------------------------------------------------------------
 
 
+def two_steps_on_torch(*seeds):
+    """Two steps of one batch's shape with f8 caches of one group; the first one's tensors, a plan that is not made yet, an
+    output and its lse."""
+    import torch
+
+    made = [make_step(seed, cache=F8, groups=1) for seed in seeds]
+    steps, (_, scalars, lengths) = [step for step, _, _ in made], made[0]
+    shape = steps[0]["query"].shape
+    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
+    out, lse = torch.zeros(shape, device="cuda"), torch.zeros(shape[:2], device="cuda")
+    return steps, scalars, lengths, on_torch(steps[0]), plan, out, lse
+
+
 def change_to(inputs, step):
     for name, value in on_torch(step).items():
         inputs[name].copy_(value)
@@ -247,13 +260,9 @@ def test_a_graph_of_the_direct_call(backend, own_workspace):
 
 def test_a_graph_of_the_planned_path_replays_after_a_new_plan():
     torch = pytest.importorskip("torch")
-    made = [make_step(seed, cache=F8, groups=1) for seed in (9, 10)]
-    steps, scalars, lengths = [m[0] for m in made], made[0][1], made[0][2]
-    inputs = on_torch(steps[0])
-    shape = steps[0]["query"].shape
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
+    steps, scalars, lengths, inputs, plan, out, lse = two_steps_on_torch(9, 10)
+    shape = out.shape
     staged = step5.plan_staged_prefill_pages(inputs["block_table"], lengths, 32)
-    out, lse = torch.zeros(shape, device="cuda"), torch.zeros(shape[:2], device="cuda")
     direct = torch.zeros(shape, device="cuda")
 
     def plan_it():
@@ -311,13 +320,9 @@ def test_a_plan_is_refused_while_its_stream_is_captured():
 def test_a_graph_of_all_that_step5_does_for_an_indexer():
     """One capture: staging planned and done, exact positions, a standalone fill, attention; `plan` is refused in it."""
     torch = pytest.importorskip("torch")
-    made = [make_step(seed, cache=F8, groups=1) for seed in (31, 32)]
-    steps, scalars, lengths = [m[0] for m in made], made[0][1], made[0][2]
-    inputs = on_torch(steps[0])
-    shape = steps[0]["query"].shape
+    steps, scalars, lengths, inputs, plan, out, lse = two_steps_on_torch(31, 32)
+    shape = out.shape
     scales = [torch.tensor(scalars[name], device="cuda") for name in ("k_scale", "v_scale")]
-    plan = step5.CompactPagedPrefill(torch.zeros(1 << 24, dtype=torch.uint8, device="cuda"))
-    out, lse = torch.zeros(shape, device="cuda"), torch.zeros(shape[:2], device="cuda")
     copied = torch.zeros_like(inputs["query"])
 
     def plan_it():

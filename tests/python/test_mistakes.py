@@ -46,6 +46,8 @@ class Unreadable:
     ({"scale": "x"}, TypeError, ["scale", "str"]),
     ({"scale": HUGE}, ValueError, ["scale", "f32"]),
     ({"scale": 1j}, TypeError, ["scale", "complex"]),
+    ({"scale": True}, TypeError, ["scale", "number", "bool"]),
+    ({"v_scale": True}, TypeError, ["v_scale", "number", "bool"]),
     ({"backend": SURROGATE}, ValueError, ["backend", "\\ud800"]),
     ({"out_dtype": SURROGATE}, TypeError, ["out_dtype", "\\ud800"]),
     ({"out_dtype": object}, TypeError, ["out_dtype", "object"]),
@@ -187,9 +189,29 @@ def plan_of(rows=1, **change):
     ({"dtype": numpy.dtype(">f2")}, TypeError, ["dtype", "byte order"]),
     ({"contiguous_query": "no"}, TypeError, ["contiguous_query", "no"]),
     ({"region_count": HUGE}, ValueError, ["region_count", "64 bits"]),
+    ({"region_count": True}, TypeError, ["region_count", "bool"]),
 ])
 def test_arguments_of_a_plan(change, error, words):
     refused(error, words, lambda: plan_of(**change))
+
+
+@pytest.mark.parametrize("name", ["query", "kv_cache", "block_table", "owners", "positions", "regions", "k_scale", "out", "lse",
+                                  "status", "workspace"])
+def test_masked_arrays_are_refused(name):
+    """Their memory holds values that they do not show."""
+    arguments = {**f8_call(), "k_scale": numpy.ones(1, numpy.float32), "out": numpy.zeros((5, 4, 64), numpy.float32),
+                 "lse": numpy.zeros((5, 4), numpy.float32), "status": numpy.zeros(1, numpy.int32),
+                 "workspace": numpy.zeros(1 << 22, numpy.uint8)}
+    octopage.sparse_prefill(**arguments)
+    plain = arguments[name]
+    masked = plain.view(numpy.ma.MaskedArray)
+    refused(TypeError, [f"{name}: ", "mask", "filled"], lambda: octopage.sparse_prefill(**{**arguments, name: masked}))
+    octopage.sparse_prefill(**{**arguments, name: masked.data})
+
+
+def test_masked_positions_are_refused():
+    masked = numpy.ma.masked_array([3, 9], mask=[False, True])
+    refused(TypeError, ["positions", "mask"], lambda: step5.compact_page_metadata(masked, 4))
 
 
 def test_ranges_of_metadata():
@@ -210,6 +232,10 @@ def test_more_memory_than_there_is():
     with pytest.raises(MemoryError) as raised:
         octopage.sparse_prefill(**{**small(), "query": numpy.lib.stride_tricks.as_strided(
             numpy.zeros((1, 1, 64), numpy.float16), (huge, 2**20, 64), (0, 0, 2))})
+    assert isinstance(raised.value, octopage.OutOfMemory)
+    endless = numpy.lib.stride_tricks.as_strided(numpy.zeros(1, numpy.int64), (2**40,), (0,))
+    with pytest.raises(MemoryError, match="positions") as raised:
+        step5.compact_page_metadata(endless, 4)
     assert isinstance(raised.value, octopage.OutOfMemory)
 
 

@@ -111,6 +111,33 @@ def test_lazy_conjugates_are_refused():
             octopage.sparse_prefill(**{**a, "query": query})
 
 
+class OnlyDlpack:
+    """An object of another framework that hands on what torch exports."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_lazy_values_behind_dlpack():
+    """torch refuses to export a lazy conjugate; of a lazy negation it exports the memory, and DLPack has no word for the
+    sign: every reader, torch itself included, sees what octopage sees."""
+    a = with_all_tensors("cpu")
+    lazy = torch._neg_view(a["query"])
+    behind = torch.from_dlpack(OnlyDlpack(lazy))
+    assert not behind.is_neg() and torch.equal(behind, -lazy), "torch has changed: docs/python.md says otherwise"
+    expected = octopage.sparse_prefill(**{**a, "query": behind}).clone()
+    assert torch.equal(octopage.sparse_prefill(**{**a, "query": OnlyDlpack(lazy)}), expected)
+    conjugate = torch.zeros(a["query"].shape, dtype=torch.complex64).conj()
+    with pytest.raises(octopage.ArgumentTypeError, match="^query: OnlyDlpack.__dlpack__ fails.*conjugate"):
+        octopage.sparse_prefill(**{**a, "query": OnlyDlpack(conjugate)})
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FLOATS)
 def test_gradients_are_refused_where_torch_records_them(name, device):

@@ -1,11 +1,12 @@
 """Runs the page module of a vLLM, or of a stand-in in torch, with or without octopage in its place.
 
-    vllm_wheel.py SOURCE off|on|verify [graph]
+    vllm_wheel.py SOURCE off|on|verify|alone [graph] [flashinfer]
 
-SOURCE is a wheel, or a folder that holds vllm/models/step5. `graph`: on a GPU, also captures a layer. Without a GPU the
-module's Triton kernels run in Triton's interpreter, and what such a machine lacks is replaced: pinned memory, events,
-streams. FlashInfer's attention over pages is replaced where it is not installed or there is no GPU; the rest of vLLM
-always is.
+SOURCE is a wheel, or a folder that holds vllm/models/step5. `graph`: on a GPU, also captures a layer. `alone`: one plan
+and one layer of the module, and octopage is not even imported; a fault that FlashInfer's own code raises there is
+printed, and the exit status is FLASHINFER_FAULT. Without a GPU the module's Triton kernels run in Triton's interpreter,
+and what such a machine lacks is replaced: pinned memory, events, streams. FlashInfer's attention over pages is replaced
+where it is not installed or there is no GPU (`flashinfer`: it is not); the rest of vLLM always is.
 """
 
 import ast
@@ -22,6 +23,7 @@ from typing import NamedTuple
 MODULE = "vllm.models.step5.nvidia.ops.sparse_prefill_pages"
 INDEXER = "vllm.models.step5.common.ops.sparse_indexer"
 MODE = sys.argv[2]
+FLASHINFER_FAULT = 3
 os.environ["OCTOPAGE_VLLM"] = MODE
 
 import engine  # noqa: E402
@@ -38,7 +40,8 @@ try:
     import triton.language
 except ImportError:  # a stand-in needs none
     triton = None
-from octopage import vllm_plugin  # noqa: E402
+if MODE != "alone":
+    from octopage import vllm_plugin
 from steps import assert_close  # noqa: E402
 
 
@@ -86,7 +89,7 @@ def stand_for_the_rest(sources):
     module("vllm.models.step5.nvidia.ops").__path__ = [str(sources / "vllm/models/step5/nvidia/ops")]
     if triton is not None:
         module("vllm.triton_utils", tl=triton.language, triton=triton)
-    if DEVICE.type == "cpu" or importlib.util.find_spec("flashinfer") is None:
+    if importlib.util.find_spec("flashinfer") is None or (DEVICE.type == "cpu" and "flashinfer" not in sys.argv[3:]):
         module("flashinfer", BatchPrefillWithPagedKVCacheWrapper=PagedAttention)
     # Of the indexer only the record is needed, as the wheel has it.
     code = ast.parse((sources / (INDEXER.replace(".", "/") + ".py")).read_text())
@@ -189,6 +192,27 @@ def run_captured(pages, mode):
     assert (sum(vllm_plugin.status()["compared"].values()) > before) == (mode == "verify")
 
 
+def raised_in(error):
+    """The top-level package whose code raised `error`."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+
+
+def run_alone(pages):
+    try:
+        run_with_metadata(pages, engine.make_step(4))
+    except Exception as error:
+        if raised_in(error) != "flashinfer":
+            raise
+        version = getattr(sys.modules["flashinfer"], "__version__", "of no version")
+        told = str(error).partition("\n")[0]
+        print(f"FlashInfer {version} does not run vLLM's own module: {type(error).__name__}: {told}")
+        sys.exit(FLASHINFER_FAULT)
+    assert not any(name.partition(".")[0] == "octopage" for name in sys.modules)
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(sys.argv[1])
@@ -197,6 +221,8 @@ def main():
                 wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith("vllm/models/step5/")])
             source = pathlib.Path(folder)
         stand_for_the_rest(source)
+        if MODE == "alone":
+            return run_alone(importlib.import_module(MODULE))
         vllm_plugin.register()
         pages = importlib.import_module(MODULE)
         for kind in ({}, {"groups": 2}, {"cache_dtype": numpy.uint8}):
