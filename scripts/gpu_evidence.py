@@ -116,6 +116,10 @@ def run_sanitizers(programs, backend):
         passed = re.search(r"\[  PASSED  \] (\d+) test", output)
         results[tool] = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
                          "summary": summary[-1] if summary else output[-500:]}
+        if code != 0:  # where, once for each kind
+            found = re.findall(r"=+ (?:Error|Warning|Invalid|Uninitialized|Barrier).*(?:\n=+ {5,}.*){0,3}", output)
+            kinds = {re.sub(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\d+", "_", one): one for one in found}
+            results[tool]["first_of_each_kind"] = list(kinds.values())[:12]
     return results
 
 
