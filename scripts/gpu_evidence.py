@@ -58,6 +58,9 @@ def first_line(command):
 def build():
     for command in (["cmake", "--preset", "cuda", "-DOCTOPAGE_BENCH=ON"], ["cmake", "--build", "build/cuda"]):
         subprocess.run(command, check=True, cwd=ROOT)
+    for command in (["cmake", "--preset", "cuda", "-B", "build/racecheck", "-DOCTOPAGE_RACECHECK=ON", "-DOCTOPAGE_EXAMPLES=OFF"],
+                    ["cmake", "--build", "build/racecheck", "--target", "octopage_cuda_tests"]):
+        subprocess.run(command, check=True, cwd=ROOT)
     carry = ROOT / "build/carry"
     for command in (["cmake", "--preset", "cuda", "-B", "build/carry-build", "-DBUILD_SHARED_LIBS=ON", "-DOCTOPAGE_BUNDLE=ON",
                      "-DOCTOPAGE_TESTS=OFF", "-DOCTOPAGE_EXAMPLES=OFF"],
@@ -67,6 +70,7 @@ def build():
     return {
         "carry": carry,
         "tests": ROOT / "build/cuda/tests/cuda/octopage_cuda_tests",
+        "racecheck": ROOT / "build/racecheck/tests/cuda/octopage_cuda_tests",
         "bench": ROOT / "build/cuda/bench/octopage_bench_gpu",
         "cli": ROOT / "build/cuda/tools/octopage/octopage",
         "indexer": ROOT / "build/cuda/examples/cuda/octopage_example_indexer",
@@ -75,8 +79,9 @@ def build():
 
 def prebuilt(directory, carry):
     directory = pathlib.Path(directory).resolve()
-    return {"carry": pathlib.Path(carry).resolve() if carry else None, "tests": directory / "octopage_cuda_tests", "bench": directory / "octopage_bench_gpu", "cli": directory / "octopage",
-            "indexer": directory / "octopage_example_indexer"}
+    return {"carry": pathlib.Path(carry).resolve() if carry else None, "tests": directory / "octopage_cuda_tests",
+            "racecheck": directory / "octopage_cuda_tests_racecheck", "bench": directory / "octopage_bench_gpu",
+            "cli": directory / "octopage", "indexer": directory / "octopage_example_indexer"}
 
 
 def run_tests(programs, backend):
@@ -109,7 +114,8 @@ def run_sanitizers(programs, backend):
     results = {}
     for tool in ("memcheck", "synccheck", "initcheck", "racecheck"):
         tests = SANITIZED[backend]["racecheck" if tool == "racecheck" else "all"]
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", programs["tests"],
+        program = programs["racecheck" if tool == "racecheck" else "tests"]  # see OCTOPAGE_RACECHECK
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program,
                    "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
         code, output = run(command, 300)
         summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)

@@ -163,7 +163,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     ptx::barrier_wait(shared.full + 8 * at.slot(), at.parity());
   };
   const auto release = [&](const Position<Traits>& at) {
-    if (lane == 0) ptx::barrier_arrive(shared.empty + 8 * at.slot());
+    if (lane < kArrivingLanes) ptx::barrier_arrive(shared.empty + 8 * at.slot());
   };
   const auto address = [&](const Position<Traits>& at) {
     return shared.slots + at.slot() * Traits::kSlotBytes;
@@ -289,6 +289,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           hide();
           redone = softmax<Traits>(scores, now, scale, state, correction, made, [&] {
             Products<Traits>::scores_of_warp(scores, query, shared_query, address(read_keys));
+            __syncwarp();  // all have read; lane 0 reports
             hide();
           });
           release(read_keys);
@@ -429,12 +430,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   if (threadIdx.x == 0) {
     work = {};
     for (int i = 0; i < Traits::kSlots; ++i) {
-      ptx::barrier_init(shared.full + 8 * i, Traits::kFillers);
-      ptx::barrier_init(shared.empty + 8 * i, 4 * kConsumerWarpgroups);
+      ptx::barrier_init(shared.full + 8 * i, Traits::kFullArrivals);
+      ptx::barrier_init(shared.empty + 8 * i, 4 * kConsumerWarpgroups * kArrivingLanes);
     }
     for (int i = 0; i < Traits::kRawSlots; ++i) {
       ptx::barrier_init(shared.full_raw + 8 * i, 1);
-      ptx::barrier_init(shared.empty_raw + 8 * i, Traits::kConverterWarps);
+      ptx::barrier_init(shared.empty_raw + 8 * i, Traits::kConverterWarps * kArrivingLanes);
     }
     ptx::barrier_init_fence();
     ptx::async_proxy_fence();

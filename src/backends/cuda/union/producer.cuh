@@ -215,11 +215,11 @@ __device__ __forceinline__ void convert(const UnionAttentionParams& p,
         converter.zero_behind(shared.slots + at.slot() * Traits::kSlotBytes, tail, lane);
       ptx::async_proxy_fence();
       __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(shared.full + 8 * at.slot());
+      if (lane < kArrivingLanes) ptx::barrier_arrive(shared.full + 8 * at.slot());
     };
     part(std::integral_constant<int, 0>());
     part(std::integral_constant<int, 1>());
-    if (lane == 0) ptx::barrier_arrive(shared.empty_raw + 8 * raw.slot());
+    if (lane < kArrivingLanes) ptx::barrier_arrive(shared.empty_raw + 8 * raw.slot());
     ++batch;
   });
 }

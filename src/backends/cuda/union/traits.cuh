@@ -27,6 +27,14 @@
 namespace octopage::cuda {
 
 inline constexpr int kConsumerWarpgroups = 2;
+/// Lanes that arrive at a barrier for their warp, after a __syncwarp() where all of them wrote or
+/// read. One is enough. racecheck does not follow the order from lane to lane to barrier; a build
+/// for it (OCTOPAGE_RACECHECK) has all of them arrive.
+#ifdef OCTOPAGE_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
 inline constexpr int kBatchTokens = kBatchPages * static_cast<int>(kPageTokens);
 
 /// Tag of an f8_e4m3fn cache. Its products are f16's, in which every code is exact; so Q is scaled
@@ -72,8 +80,8 @@ struct UnionTraits {
   static constexpr int kConverterWarps = !kF8 ? 0 : kScoresAgain ? 6 : 3;
   static constexpr int kFillerWarpgroups = (kProducerWarps + kConverterWarps + 3) / 4;
   static constexpr int kThreads = 128 * (kConsumerWarpgroups + kFillerWarpgroups);
-  /// Warps that fill a slot.
-  static constexpr int kFillers = kF8 ? kConverterWarps : kProducerWarps;
+  /// Of the warps that fill a slot. A producer announces its bytes with the only arrival it has.
+  static constexpr int kFullArrivals = kF8 ? kConverterWarps * kArrivingLanes : kProducerWarps;
   static constexpr int kFillerRegisters = kF8 && kFillerWarpgroups == 1 ? 40 : 24;
   static constexpr int kConsumerRegisters = kF8 ? 232 : 240;
 
