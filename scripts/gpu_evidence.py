@@ -14,6 +14,7 @@ Exit code 1 if a test or a sanitizer failed.
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -97,36 +98,45 @@ def run_tests(programs, backend):
 def run_cases(programs, backend):
     """Every given step file on every path through the command line, outputs compared by it. A shape
     that the backend does not serve must be refused with its name; that is counted."""
+    calls = [(path, case) for path in ("direct", "planned", "staged")
+             for case in sorted((ROOT / "tests/cases").glob("*.safetensors"))]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda call: run([programs["cli"], "attend", call[1], "--backend", backend, "--path", call[0]],
+                                              60), calls))
     results, refused, failed = 0, 0, []
-    for path in ("direct", "planned", "staged"):
-        for case in sorted((ROOT / "tests/cases").glob("*.safetensors")):
-            code, output = run([programs["cli"], "attend", case, "--backend", backend, "--path", path], 60)
-            if code == 2 and f"{backend}: " in output:
-                refused += 1
-            elif code != 0:
-                failed.append(f"{case.stem} {path} {backend}: {output.strip()[-300:]}")
-            else:
-                results += 1
+    for (path, case), (code, output) in zip(calls, done):
+        if code == 2 and f"{backend}: " in output:
+            refused += 1
+        elif code != 0:
+            failed.append(f"{case.stem} {path} {backend}: {output.strip()[-300:]}")
+        else:
+            results += 1
     return {"runs": results, "refused": refused, "failed": failed}
 
 
-def run_sanitizers(programs, backend):
-    results = {}
-    for tool in ("memcheck", "synccheck", "initcheck", "racecheck"):
-        tests = SANITIZED[backend]["racecheck" if tool == "racecheck" else "all"]
-        program = programs["racecheck" if tool == "racecheck" else "tests"]  # see OCTOPAGE_RACECHECK
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program,
-                   "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
-        code, output = run(command, 300)
-        summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
-        passed = re.search(r"\[  PASSED  \] (\d+) test", output)
-        results[tool] = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
-                         "summary": summary[-1] if summary else output[-500:]}
-        if code != 0:  # where, once for each kind
-            found = re.findall(r"=+ (?:Error|Warning|Invalid|Uninitialized|Barrier).*(?:\n=+ {5,}.*){0,3}", output)
-            kinds = {re.sub(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\d+", "_", one): one for one in found}
-            results[tool]["first_of_each_kind"] = list(kinds.values())[:12]
-    return results
+def run_sanitizer(programs, backend, tool):
+    tests = SANITIZED[backend]["racecheck" if tool == "racecheck" else "all"]
+    program = programs["racecheck" if tool == "racecheck" else "tests"]  # see OCTOPAGE_RACECHECK
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program,
+               "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
+    code, output = run(command, 300)
+    summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
+    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+    result = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
+              "summary": summary[-1] if summary else output[-500:]}
+    if code != 0:  # where, once for each kind
+        found = re.findall(r"=+ (?:Error|Warning|Invalid|Uninitialized|Barrier).*(?:\n=+ {5,}.*){0,3}", output)
+        kinds = {re.sub(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\d+", "_", one): one for one in found}
+        result["first_of_each_kind"] = list(kinds.values())[:12]
+    return result
+
+
+def run_sanitizers(programs, backends):
+    """Side by side: they keep a CPU core busy each, and the GPU hardly at all."""
+    calls = [(backend, tool) for backend in backends for tool in ("memcheck", "synccheck", "initcheck", "racecheck")]
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        done = list(pool.map(lambda call: run_sanitizer(programs, *call), calls))
+    return {b: {tool: result for (backend, tool), result in zip(calls, done) if backend == b} for b in backends}
 
 
 def run_sass(programs):
@@ -205,7 +215,7 @@ def main():
                             ("sass", lambda: run_sass(programs)),
                             ("benchmarks", lambda: run_benchmarks(programs, scratch)),
                             ("peer", lambda: run_peer(scratch)),
-                            ("sanitizers", lambda: {b: run_sanitizers(programs, b) for b in wanted}),
+                            ("sanitizers", lambda: run_sanitizers(programs, wanted)),
                             ("python", lambda: run_python(programs)),
                             ("peers", lambda: run_peers(programs, out, evidence["revision"]))):
             evidence[name] = stage()
