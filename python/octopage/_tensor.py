@@ -62,6 +62,12 @@ def dtype_name(argument, dtype):
     return found
 
 
+def check_out_dtype(dtype, of_query, f32):
+    """Of an output that is allocated here: the library would call it `out`. Names, or dtypes of torch."""
+    if dtype not in (of_query, f32):
+        raise InvalidArgument(f"out_dtype: must be the query's, {of_query}, or {f32}, is {dtype}")
+
+
 def framework(tensor):
     """'torch', 'cupy', 'jax', 'numpy', 'dlpack', or None for what is no tensor."""
     kind = type(tensor)

@@ -167,6 +167,7 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query,
                   s.args.block_size);
   }
   check_tensor("regions", regions, {DType::i32}, {chunk, s.args.region_count}, s.args.device);
+  check_disjoint({{"query_buffer", query_buffer()}, {"pages", pages()}}, {{"query", query}});
   FillPrefillPagesArgs fill = {};
   fill.regions = regions;
   fill.block_table = block_table;

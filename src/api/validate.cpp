@@ -96,12 +96,14 @@ void check_writable(const char* argument, const TensorView& tensor) {
   for (int32_t i = 0; i < tensor.rank; ++i) {
     const auto d = static_cast<size_t>(i);
     if (tensor.shape[d] > 1 && tensor.strides[d] == 0) {
-      fail_argument("{}.strides[{}] = 0: elements of an output must not share memory", argument, d);
+      fail_argument("{}.strides[{}] = 0: elements that are written must not share memory", argument,
+                    d);
     }
   }
   if (overlaps_itself(tensor)) {
-    fail_argument("{}: elements of an output must not share memory; shape {} with strides {} does",
-                  argument, shape_text(tensor), strides_text(tensor));
+    fail_argument(
+        "{}: elements that are written must not share memory; shape {} with strides {} does",
+        argument, shape_text(tensor), strides_text(tensor));
   }
 }
 
