@@ -15,7 +15,8 @@ from . import _core
 from ._core import __version__
 from ._errors import (BadFile, DeviceError, InternalError, InvalidArgument, InvalidEntry, OctopageError,
                       OutOfMemory, Unsupported, WrongState)
-from ._tensor import ArgumentTypeError, Call, dtype_name, empty_like, framework, host_integers, real, tracing
+from ._tensor import (ArgumentTypeError, Call, check_out_dtype, dtype_name, empty_like, framework, host_integers, real,
+                      tracing)
 
 __all__ = ["ArgumentTypeError", "BadFile", "DeviceError", "InternalError", "InvalidArgument", "InvalidEntry",
            "OctopageError", "OutOfMemory", "Unsupported", "WrongState", "__version__", "backends", "get_cmake_dir",
@@ -31,6 +32,7 @@ def _prepare(call, query, kv_cache, block_table, owners, positions, regions, sca
         raise InvalidArgument(f"query: must have 3 dimensions [rows, heads, dim], has shape {described.shape}")
     if out is None:
         dtype = described.dtype if out_dtype is None else dtype_name("out_dtype", out_dtype)
+        check_out_dtype(dtype, described.dtype, "f32")
         out = empty_like(query, tuple(described.shape), dtype)
     elif out_dtype is not None:
         raise InvalidArgument("out_dtype: must be absent where out is given")

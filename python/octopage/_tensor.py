@@ -62,6 +62,12 @@ def dtype_name(argument, dtype):
     return found
 
 
+def check_out_dtype(dtype, of_query, f32):
+    """Of an output that is allocated here: the library would call it `out`. Names, or dtypes of torch."""
+    if dtype not in (of_query, f32):
+        raise InvalidArgument(f"out_dtype: must be the query's, {of_query}, or {f32}, is {dtype}")
+
+
 def framework(tensor):
     """'torch', 'cupy', 'jax', 'numpy', 'dlpack', or None for what is no tensor."""
     kind = type(tensor)
@@ -283,7 +289,8 @@ def device_of(argument, device):
 
 
 def host_integers(argument, values):
-    """[n] i64 of numpy from a sequence, array or tensor of any integer type."""
+    """[n] i64 of numpy from a sequence, array or tensor of any integer type. Always a copy: what it is checked for and
+    what it is used for are then the same, whoever writes to `values` meanwhile."""
     kind = framework(values)
     _refuse_masked(argument, values)
     try:
@@ -308,7 +315,7 @@ def host_integers(argument, values):
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and int(array.max()) > 2**63 - 1:
         raise InvalidArgument(f"{argument}: {int(array.max())} is larger than 2^63 - 1")
     try:
-        return numpy.ascontiguousarray(array, dtype=numpy.int64)
+        return numpy.array(array, dtype=numpy.int64, order="C")
     except MemoryError as error:
         raise OutOfMemory(f"{argument}: could not be copied: {error}") from error
 

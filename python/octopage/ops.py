@@ -15,7 +15,7 @@ import octopage
 from octopage import step5
 
 from ._errors import InvalidArgument
-from ._tensor import _LONG_NAMES, dtype_name, refuse_derivatives
+from ._tensor import _LONG_NAMES, check_out_dtype, dtype_name, refuse_derivatives
 
 __all__ = ["fill_prefill_pages", "sparse_prefill", "stage_prefill_pages"]
 
@@ -45,10 +45,10 @@ def fill_prefill_pages(regions: Tensor, table: Tensor, owners: Tensor, indptr: T
 
 
 @torch.library.custom_op("octopage::stage_prefill_pages", mutates_args=("output",))
-def stage_prefill_pages(cache: Tensor, blocks: Tensor, output: Tensor, k_value: Optional[float] = None,
+def stage_prefill_pages(cache: Tensor, staged: Tensor, output: Tensor, k_value: Optional[float] = None,
                         v_value: Optional[float] = None, k_scale: Optional[Tensor] = None,
                         v_scale: Optional[Tensor] = None) -> None:
-    step5.stage_into(cache, blocks, output, _one(k_value, k_scale), _one(v_value, v_scale))
+    step5.stage_into(cache, staged, output, _one(k_value, k_scale), _one(v_value, v_scale))
 
 
 # Everything that a call makes is in its mutated arguments: with fake tensors there is nothing to do.
@@ -64,7 +64,7 @@ def _(regions, table, owners, indptr, pages, query, contiguous_query, block_size
 
 
 @stage_prefill_pages.register_fake
-def _(cache, blocks, output, k_value=None, v_value=None, k_scale=None, v_scale=None):
+def _(cache, staged, output, k_value=None, v_value=None, k_scale=None, v_scale=None):
     return None
 
 
@@ -95,6 +95,7 @@ def traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regio
     _refuse_derivatives(query=query, kv_cache=kv_cache, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
     if out is None:
         dtype = query.dtype if out_dtype is None else _torch_dtype("out_dtype", out_dtype)
+        check_out_dtype(dtype, query.dtype, torch.float32)
         out = torch.empty(query.shape, dtype=dtype, device=query.device)
     elif out_dtype is not None:
         raise InvalidArgument("out_dtype: must be absent where out is given")
@@ -112,8 +113,9 @@ def traced_fill_prefill_pages(regions, table, owners, indptr, pages, block_size,
 
 def traced_stage_prefill_pages(cache, blocks, dtype, k_scale, v_scale):
     _refuse_derivatives(cache=cache, k_scale=k_scale, v_scale=v_scale)
-    output = torch.empty((blocks.shape[0], 1, cache.shape[2], cache.shape[3]), dtype=_torch_dtype("dtype", dtype),
-                         device=cache.device)
+    dtype = _torch_dtype("dtype", dtype)
+    step5.check_staged_dtype(dtype, torch.bfloat16, torch.float16)
+    output = torch.empty((blocks.shape[0], 1, cache.shape[2], cache.shape[3]), dtype=dtype, device=cache.device)
     torch.ops.octopage.stage_prefill_pages(cache, blocks, output, _value(k_scale), _value(v_scale), _tensor(k_scale),
                                            _tensor(v_scale))
     return output

@@ -18,8 +18,8 @@ import numpy
 
 from . import _core
 from ._errors import InvalidArgument
-from ._tensor import (ArgumentTypeError, Call, NotPlanned, device_of, dtype_name, empty_like, exported, flag, framework,
-                      host_integers, integer, real, shown, stream_of, tracing, view)
+from ._tensor import (ArgumentTypeError, Call, NotPlanned, device_of, dtype_name, empty_like, exported, flag,
+                      framework, host_integers, integer, real, shown, stream_of, tracing, view)
 
 __all__ = ["CompactPagedPrefill", "PagedPrefillMetadata", "StagedPrefillPages", "compact_page_metadata",
            "fill_prefill_pages", "kv_page_stride", "plan_staged_prefill_pages", "stage_prefill_pages",
@@ -126,6 +126,12 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
     return stage_into(cache, blocks, None, k_scale, v_scale, dtype)
 
 
+def check_staged_dtype(dtype, bf16, f16):
+    """Of a staged cache that is allocated here: the library would call it `output`. Names, or dtypes of torch."""
+    if dtype not in (bf16, f16):
+        raise InvalidArgument(f"dtype: must be {bf16} or {f16}, is {dtype}")
+
+
 def stage_into(cache: Tensor, blocks: Tensor, output: Optional[Tensor], k_scale: Union[None, float, Tensor] = None,
                v_scale: Union[None, float, Tensor] = None, dtype: Any = None) -> Tensor:
     """`stage_prefill_pages` into `output` [len(blocks), 1, block_size, 2*dim], contiguous; None allocates `dtype`."""
@@ -135,7 +141,9 @@ def stage_into(cache: Tensor, blocks: Tensor, output: Optional[Tensor], k_scale:
     if len(described.shape) != 4:
         raise InvalidArgument(f"cache: must have 4 dimensions, has {len(described.shape)}")
     if output is None:
-        output = empty_like(cache, (listed.shape[0], 1, *described.shape[2:]), dtype_name("dtype", dtype))
+        dtype = dtype_name("dtype", dtype)
+        check_staged_dtype(dtype, "bf16", "f16")
+        output = empty_like(cache, (listed.shape[0], 1, *described.shape[2:]), dtype)
     _core.stage_prefill_pages(described, listed, call.view("output", output, write=True),
                               call.scale("k_scale", k_scale, described), call.scale("v_scale", v_scale, described),
                               call.options)

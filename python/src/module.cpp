@@ -12,12 +12,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dlpack.hpp"
@@ -183,10 +185,56 @@ SparsePrefillArgs make_args(const TensorView& query, const TensorView& kv_cache,
   return args;
 }
 
+/// An argument that the library and a Python function call by different names.
+struct Name {
+  std::string_view library;
+  std::string_view python;
+};
+using Names = std::span<const Name>;
+constexpr Name kDirectNames[] = {{"output", "out"}};
+constexpr Name kStep5Names[] = {{"kv_cache", "cache"}, {"block_table", "table"}, {"output", "out"}};
+constexpr Name kStagingNames[] = {{"kv_cache", "cache"}, {"staged_blocks", "staged"}};
+
+/// A message of the library in the names of a Python function: whole words are replaced, and the
+/// members of `options`, which are parameters in Python, stand alone.
+std::string renamed(std::string_view message, Names names) {
+  const auto in_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  };
+  std::string text;
+  for (size_t at = 0; at < message.size();) {
+    size_t end = at;
+    while (end < message.size() && in_word(message[end])) ++end;
+    const std::string_view word = message.substr(at, end - at);
+    if (word.empty()) {
+      text += message[at++];
+    } else if (word == "options" && message.substr(end, 1) == ".") {
+      at = end + 1;
+    } else {
+      const auto name = std::find_if(names.begin(), names.end(),
+                                     [&](const Name& n) { return n.library == word; });
+      text += name == names.end() ? word : name->python;
+      at = end;
+    }
+  }
+  return text;
+}
+
+/// Runs a call of the library whose errors name arguments as Python does.
 template <typename Call>
-auto without_gil(Call&& call) {
+auto in_names(Names names, Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw Error(error.code(), renamed(error.what(), names));
+  }
+}
+
+/// The same without the GIL.
+template <typename Call>
+auto without_gil(Names names, Call&& call) {
   const nb::gil_scoped_release release;
-  return call();
+  return in_names(names, call);
 }
 
 void set_python_error(ErrorCode code, const char* message) {
@@ -272,18 +320,19 @@ NB_MODULE(_core, m) {
           "query"_a, "kv_cache"_a, "block_table"_a, "owners"_a, "positions"_a, "regions"_a,
           "output"_a, "lse"_a.none(), "scale"_a, "k_scale"_a.none(), "v_scale"_a.none());
   m.def("sparse_prefill", [](const SparsePrefillArgs& args, const PyOptions& options) {
-    without_gil([&] { sparse_prefill(args, options); });
+    without_gil(kDirectNames, [&] { sparse_prefill(args, options); });
   });
-  m.def("sparse_prefill_workspace_size",
-        [](const SparsePrefillArgs& args, const PyOptions& options) {
-          return sparse_prefill_workspace_size(args, options);
-        });
+  m.def(
+      "sparse_prefill_workspace_size", [](const SparsePrefillArgs& args, const PyOptions& options) {
+        return in_names(kDirectNames, [&] { return sparse_prefill_workspace_size(args, options); });
+      });
   m.def("choose_backend", [](const SparsePrefillArgs& args, const PyOptions& options) {
-    return choose_backend(args, options);
+    return in_names(kDirectNames, [&] { return choose_backend(args, options); });
   });
   m.def("backend_supports",
         [](const std::string& backend, const SparsePrefillArgs& args, const PyOptions& options) {
-          const Support support = backend_supports(backend, args, options);
+          const Support support =
+              in_names(kDirectNames, [&] { return backend_supports(backend, args, options); });
           return std::make_pair(support.ok, support.reason);
         });
   m.def("backends", [] {
@@ -302,13 +351,17 @@ NB_MODULE(_core, m) {
   });
   m.def("rows_from_query_start_loc", [](const std::vector<int32_t>& query_start_loc,
                                         const std::vector<int32_t>& seq_lens) {
-    Rows rows = without_gil([&] { return rows_from_query_start_loc(query_start_loc, seq_lens); });
+    Rows rows =
+        without_gil(Names{}, [&] { return rows_from_query_start_loc(query_start_loc, seq_lens); });
     return nb::make_tuple(as_array(std::move(rows.owners)), as_array(std::move(rows.positions)));
   });
 
-  m.def("kv_page_stride", [](const TensorView& kv_cache) { return kv_page_stride(kv_cache); });
+  m.def("kv_page_stride", [](const TensorView& kv_cache) {
+    return in_names(kStep5Names, [&] { return kv_page_stride(kv_cache); });
+  });
   m.def("view_sparse_kv_pages", [](const TensorView& kv_cache) {
-    const SparseKvPages pages = view_sparse_kv_pages(kv_cache);
+    const SparseKvPages pages =
+        in_names(kStep5Names, [&] { return view_sparse_kv_pages(kv_cache); });
     return std::make_pair(pages.k, pages.v);
   });
   m.def("compact_page_metadata", [](const HostIntegers& positions, int64_t region_count) {
@@ -322,7 +375,7 @@ NB_MODULE(_core, m) {
   m.def("plan_staged_prefill_pages", [](const TensorView& block_table, const HostIntegers& lengths,
                                         int64_t block_size, const TensorView& blocks,
                                         const TensorView& table, const PyOptions& options) {
-    without_gil([&] {
+    without_gil(kStep5Names, [&] {
       plan_staged_prefill_pages(block_table, span_of(lengths), block_size, blocks, table, options);
     });
   });
@@ -331,7 +384,8 @@ NB_MODULE(_core, m) {
       [](const TensorView& kv_cache, const TensorView& blocks, const TensorView& output,
          nb::object k_scale, nb::object v_scale, const PyOptions& options) {
         const Scale k = scale_of("k_scale", k_scale), v = scale_of("v_scale", v_scale);
-        without_gil([&] { stage_prefill_pages(kv_cache, blocks, output, k, v, options); });
+        without_gil(kStagingNames,
+                    [&] { stage_prefill_pages(kv_cache, blocks, output, k, v, options); });
       },
       "kv_cache"_a, "blocks"_a, "output"_a, "k_scale"_a.none(), "v_scale"_a.none(), "options"_a);
   m.def(
@@ -351,7 +405,7 @@ NB_MODULE(_core, m) {
                                            .positions = or_absent(positions),
                                            .query = or_absent(query),
                                            .contiguous_query = or_absent(contiguous_query)};
-        without_gil([&] { fill_prefill_pages(args, options); });
+        without_gil(kStep5Names, [&] { fill_prefill_pages(args, options); });
       },
       "regions"_a, "block_table"_a, "owners"_a, "indptr"_a, "pages"_a, "block_size"_a,
       "page_stride"_a, "blocks"_a, "positions"_a.none(), "query"_a.none(),
@@ -377,16 +431,18 @@ NB_MODULE(_core, m) {
                 .scale = scale,
                 .block_size = block_size,
                 .contiguous_query = contiguous_query};
-            without_gil([&] { self.plan(args, options); });
+            without_gil(kStep5Names, [&] { self.plan(args, options); });
           })
       .def("fixup_positions",
            [](Plan& self, const TensorView& positions, const PyOptions& options) {
-             without_gil([&] { self.fixup_positions(positions, options); });
+             without_gil(kStep5Names, [&] { self.fixup_positions(positions, options); });
            })
       .def("page_metadata",
            [](const Plan& self, const TensorView& block_table, const TensorView& owners,
               int64_t page_stride, int64_t start, int64_t end) -> nb::object {
-             const auto metadata = self.page_metadata(block_table, owners, page_stride, start, end);
+             const auto metadata = in_names(kStep5Names, [&] {
+               return self.page_metadata(block_table, owners, page_stride, start, end);
+             });
              if (!metadata) return nb::none();
              return nb::make_tuple(metadata->owners, metadata->pages, metadata->indptr,
                                    metadata->positions, metadata->block_size,
@@ -396,7 +452,7 @@ NB_MODULE(_core, m) {
            [](Plan& self, int64_t start, const TensorView& query, const TensorView& kv_cache,
               const TensorView& regions, const TensorView& block_table, const TensorView& owners,
               const PyOptions& options) {
-             without_gil([&] {
+             without_gil(kStep5Names, [&] {
                self.prepare_chunk(start, query, kv_cache, regions, block_table, owners, options);
              });
            })
@@ -406,7 +462,7 @@ NB_MODULE(_core, m) {
              const TensorView& output, const MaybeTensor& lse, nb::object k_scale,
              nb::object v_scale, const PyOptions& options) {
             const Scale k = scale_of("k_scale", k_scale), v = scale_of("v_scale", v_scale);
-            without_gil([&] {
+            without_gil(kStep5Names, [&] {
               self.finish(or_absent(query), kv_cache, output, or_absent(lse), k, v, options);
             });
           },

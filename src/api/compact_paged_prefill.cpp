@@ -1,11 +1,13 @@
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "api/backend_choice.hpp"
 #include "api/overlap.hpp"
 #include "api/validate.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "octopage/page_plan.hpp"
 #include "plan/compact_metadata.hpp"
 #include "plan/page_functions.hpp"
@@ -78,7 +80,8 @@ void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options& optio
     fail_argument("workspace: must be on {}, is on {}", name(args.device),
                   name(s.workspace.device));
   }
-  const int64_t entries = compact_entry_count(args.positions, args.region_count);
+  const std::vector<int64_t> positions = copy_once(args.positions);
+  const int64_t entries = compact_entry_count(positions, args.region_count);
   const auto [rows, heads, dim] = args.query_shape;
   const int64_t query_elements =
       args.contiguous_query
@@ -88,7 +91,7 @@ void CompactPagedPrefill::plan(const PrefillPlanArgs& args, const Options& optio
   const bool moved = s.storage == nullptr || s.args.device != args.device;
   std::unique_ptr<PlanStorage> fresh = moved ? device.make_plan_storage(args.device) : nullptr;
   PlanStorage& storage = moved ? *fresh : *s.storage;
-  storage.plan(args.positions, args.region_count, entries,
+  storage.plan(positions, args.region_count, entries,
                static_cast<size_t>(query_elements * itemsize(args.dtype)),
                {.device = args.device,
                 .threads = nullptr,
@@ -164,6 +167,7 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query,
                   s.args.block_size);
   }
   check_tensor("regions", regions, {DType::i32}, {chunk, s.args.region_count}, s.args.device);
+  check_disjoint({{"query_buffer", query_buffer()}, {"pages", pages()}}, {{"query", query}});
   FillPrefillPagesArgs fill = {};
   fill.regions = regions;
   fill.block_table = block_table;

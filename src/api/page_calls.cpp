@@ -8,6 +8,7 @@
 #include "api/validate.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "octopage/page_plan.hpp"
 #include "plan/page_functions.hpp"
 
@@ -58,13 +59,13 @@ void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& para
   const auto* regions = static_cast<const int32_t*>(regions_view.data);
   const auto* indptr = static_cast<const int32_t*>(indptr_view.data);
   for (int64_t row = 0; row < params.rows; ++row) {
-    const int64_t planned = int64_t{indptr[row + 1]} - indptr[row];
+    const int64_t planned = int64_t{read_once(indptr + row + 1)} - read_once(indptr + row);
     const int64_t count = planned < params.region_count ? planned : params.region_count;
     if (count <= 0) continue;
-    const int64_t owner = owners[row * params.stride_owners];
+    const int64_t owner = read_once(owners + row * params.stride_owners);
     const bool exact = positions != nullptr;
-    const int64_t own =
-        exact ? region_of_position(positions[row]) : int64_t{std::numeric_limits<int32_t>::max()};
+    const int64_t own = exact ? region_of_position(read_once(positions + row))
+                              : int64_t{std::numeric_limits<int32_t>::max()};
     const BadEntry bad =
         check_selection(table, params.geometry, owner, regions + row * params.stride_regions_row,
                         params.stride_regions_entry, count, own, exact);
@@ -75,8 +76,10 @@ void check_fill_entries(const FillPrefillPagesArgs& args, const FillParams& para
 }  // namespace
 
 StagedPrefillPages plan_staged_prefill_pages(const TensorView& block_table,
-                                             std::span<const int64_t> lengths, int64_t block_size) {
+                                             std::span<const int64_t> lengths_given,
+                                             int64_t block_size) {
   const BlockTableView table = check_block_table(block_table, {});
+  const std::vector<int64_t> lengths = copy_once(lengths_given);
   StagedPrefillPages staged;
   const int64_t count = staged_block_count(lengths, block_size);
   check_lengths(block_table, lengths, block_size);
@@ -89,10 +92,12 @@ StagedPrefillPages plan_staged_prefill_pages(const TensorView& block_table,
   return staged;
 }
 
-void plan_staged_prefill_pages(const TensorView& block_table, std::span<const int64_t> lengths,
-                               int64_t block_size, const TensorView& staged_blocks,
-                               const TensorView& staged_table, const Options& options) {
+void plan_staged_prefill_pages(const TensorView& block_table,
+                               std::span<const int64_t> lengths_given, int64_t block_size,
+                               const TensorView& staged_blocks, const TensorView& staged_table,
+                               const Options& options) {
   const BlockTableView table = check_block_table(block_table, block_table.device);
+  const std::vector<int64_t> lengths = copy_once(lengths_given);
   const int64_t count = staged_block_count(lengths, block_size);
   check_lengths(block_table, lengths, block_size);
   check_tensor("staged_blocks", staged_blocks, {DType::i32}, {count}, block_table.device);
@@ -144,7 +149,8 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
     std::vector<std::byte> storage;
     const TensorView blocks = host_view("staged_blocks", staged_blocks, options, &storage);
     for (int64_t i = 0; i < staged; ++i) {
-      const int64_t block = static_cast<const int32_t*>(blocks.data)[i * params.stride_staged];
+      const int64_t block =
+          read_once(static_cast<const int32_t*>(blocks.data) + i * params.stride_staged);
       if (block < 0 || block >= cache.blocks) {
         fail(ErrorCode::invalid_entry, "staged_blocks[{}] = {}: must be in 0 .. {}", i, block,
              cache.blocks - 1);

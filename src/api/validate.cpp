@@ -10,6 +10,7 @@
 #include "api/overlap.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "plan/page_functions.hpp"
 
 namespace octopage {
@@ -95,12 +96,14 @@ void check_writable(const char* argument, const TensorView& tensor) {
   for (int32_t i = 0; i < tensor.rank; ++i) {
     const auto d = static_cast<size_t>(i);
     if (tensor.shape[d] > 1 && tensor.strides[d] == 0) {
-      fail_argument("{}.strides[{}] = 0: elements of an output must not share memory", argument, d);
+      fail_argument("{}.strides[{}] = 0: elements that are written must not share memory", argument,
+                    d);
     }
   }
   if (overlaps_itself(tensor)) {
-    fail_argument("{}: elements of an output must not share memory; shape {} with strides {} does",
-                  argument, shape_text(tensor), strides_text(tensor));
+    fail_argument(
+        "{}: elements that are written must not share memory; shape {} with strides {} does",
+        argument, shape_text(tensor), strides_text(tensor));
   }
 }
 
@@ -163,7 +166,7 @@ ScaleValues check_scales(const KvCacheView& cache, const Scale& k_scale, const S
         }
         if (pointers == Pointers::ignored) return;
         if (cache.device.type == DeviceType::cpu) {
-          *value = *scale.pointer;
+          *value = read_once(scale.pointer);
           if (!std::isfinite(*value)) fail_argument("{} = {}: must be finite", argument, *value);
         } else {
           *pointer = scale.pointer;
@@ -373,24 +376,19 @@ void check_entries(const SparsePrefillArgs& args, const Options& options) {
 
 void check_entries(const DirectParams& params) {
   const PageGeometry geometry = params.tensors.cache.geometry();
-  const auto check = [&](int64_t row, int64_t* group) {
-    const int64_t position = params.rows.position(row);
-    const int64_t count = selection_count(position, params.problem.region_count);
-    for (*group = 0; *group < params.problem.groups; ++*group) {
-      const BadEntry bad = check_selection(
-          params.table, geometry, count > 0 ? params.rows.owner(row) : 0,
-          params.regions + row * params.stride_regions_row + *group * params.stride_regions_group,
-          params.stride_regions_entry, count, region_of_position(position), false);
-      if (bad.fault != 0) return bad;
-    }
-    return BadEntry{};
-  };
   for (int64_t row = 0; row < params.problem.rows; ++row) {
-    int64_t group = 0;
-    const BadEntry bad = check(row, &group);
-    if (bad.fault != 0) {
-      fail_entry(bad, row, group, params.problem.groups, params.table, geometry,
-                 region_of_position(params.rows.position(row)), params.rows.owner(row));
+    const int64_t position = params.rows.position(row);
+    const int64_t own = region_of_position(position);
+    const int64_t count = selection_count(position, params.problem.region_count);
+    const int64_t owner = count > 0 ? params.rows.owner(row) : 0;
+    for (int64_t group = 0; group < params.problem.groups; ++group) {
+      const BadEntry bad = check_selection(
+          params.table, geometry, owner,
+          params.regions + row * params.stride_regions_row + group * params.stride_regions_group,
+          params.stride_regions_entry, count, own, false);
+      if (bad.fault != 0) {
+        fail_entry(bad, row, group, params.problem.groups, params.table, geometry, own, owner);
+      }
     }
   }
 }

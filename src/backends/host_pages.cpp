@@ -8,6 +8,7 @@
 #include "backends/backend.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "plan/compact_metadata.hpp"
 
 namespace octopage {
@@ -72,8 +73,8 @@ class HostPlanStorage final : public PlanStorage {
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t at = row * positions.strides[0];
       positions_.data()[row] = positions.dtype == DType::i64
-                                   ? static_cast<const int64_t*>(positions.data)[at]
-                                   : static_cast<const int32_t*>(positions.data)[at];
+                                   ? read_once(static_cast<const int64_t*>(positions.data) + at)
+                                   : read_once(static_cast<const int32_t*>(positions.data) + at);
     }
     raise_status(
         context.status,

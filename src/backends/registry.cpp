@@ -6,6 +6,7 @@
 #include "backends/backend.hpp"
 #include "backends/page_device.hpp"
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #if OCTOPAGE_HAS_CUDA
 #include "backends/cuda/cuda_backend.hpp"
 #endif
@@ -58,10 +59,11 @@ Support supports_shape(const char* backend, const Problem& problem) {
 }
 
 PageRange page_range(const PagedParams& params, int64_t row) {
-  const int64_t begin = std::clamp<int64_t>(params.indptr[row], 0, params.page_capacity);
+  const int64_t begin =
+      std::clamp<int64_t>(read_once(params.indptr + row), 0, params.page_capacity);
   const int64_t most = std::min(params.page_capacity, begin + params.problem.region_count);
-  const int64_t end = std::clamp<int64_t>(params.indptr[row + 1], begin, most);
-  return {begin, end, std::clamp<int32_t>(params.last_page_len[row], 1, kPageTokens)};
+  const int64_t end = std::clamp<int64_t>(read_once(params.indptr + row + 1), begin, most);
+  return {begin, end, std::clamp<int32_t>(read_once(params.last_page_len + row), 1, kPageTokens)};
 }
 
 void raise_status(int32_t* status, int32_t bits) {

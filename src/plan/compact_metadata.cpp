@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "octopage/page_arithmetic.hpp"
 #include "octopage/page_plan.hpp"
 
@@ -58,8 +60,9 @@ int32_t fixup_compact_metadata(std::span<const int64_t> positions, int64_t regio
   return status;
 }
 
-CompactPageMetadata compact_page_metadata(std::span<const int64_t> positions,
+CompactPageMetadata compact_page_metadata(std::span<const int64_t> positions_given,
                                           int64_t region_count) {
+  const std::vector<int64_t> positions = copy_once(positions_given);
   compact_entry_count(positions, region_count);
   CompactPageMetadata metadata;
   metadata.indptr.resize(positions.size() + 1);

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "core/dtype.hpp"
+#include "core/read_once.hpp"
+#include "kv/host_lookup.hpp"
 
 namespace octopage {
 namespace {
@@ -47,23 +49,23 @@ int64_t largest_valid_region(const FillParams& p, int64_t owner, const int32_t* 
                              int64_t count) {
   int64_t largest = -1;
   for (int64_t entry = 0; entry < count; ++entry) {
-    const int64_t region = regions[entry * p.stride_regions_entry];
+    const int64_t region = read_once(regions + entry * p.stride_regions_entry);
     if (region <= largest) continue;
-    const PageLookup page = page_of_region(p.table, p.geometry, owner, region, region);
+    const PageLookup page = host_page_of_region(p.table, p.geometry, owner, region, region);
     if (page.fault == 0) largest = region;
   }
   return largest;
 }
 
 int32_t fill_row(const FillParams& p, int64_t row) {
-  const int64_t begin = p.indptr[row];
-  const int64_t end = std::min<int64_t>(p.indptr[row + 1], p.pages_capacity);
+  const int64_t begin = read_once(p.indptr + row);
+  const int64_t end = std::min<int64_t>(read_once(p.indptr + row + 1), p.pages_capacity);
   if (begin < 0 || begin >= end) return 0;
   const int64_t count = std::min(end - begin, p.region_count);
   const int32_t* regions = p.regions + row * p.stride_regions_row;
-  const int64_t owner = p.owners[row * p.stride_owners];
+  const int64_t owner = read_once(p.owners + row * p.stride_owners);
   int32_t* pages = p.pages + begin;
-  const int64_t own = p.positions != nullptr ? region_of_position(p.positions[row])
+  const int64_t own = p.positions != nullptr ? region_of_position(read_once(p.positions + row))
                                              : largest_valid_region(p, owner, regions, count);
   // Without positions a row that has no valid entry still reports why each entry is refused.
   const int64_t limit = p.positions != nullptr ? own : std::numeric_limits<int32_t>::max();
@@ -72,8 +74,8 @@ int32_t fill_row(const FillParams& p, int64_t row) {
   bool own_listed = p.positions == nullptr;  // without positions no region can be missing
   int64_t written = 0;
   for (int64_t entry = 0; entry < count; ++entry) {
-    const int64_t region = regions[entry * p.stride_regions_entry];
-    const PageLookup page = page_of_region(p.table, p.geometry, owner, region, limit);
+    const int64_t region = read_once(regions + entry * p.stride_regions_entry);
+    const PageLookup page = host_page_of_region(p.table, p.geometry, owner, region, limit);
     status |= page.fault;
     own_listed |= region == own;
     // The first valid own region waits for the last place; everything else keeps its order.
@@ -115,7 +117,7 @@ int32_t stage_pages(const StageParams& params, Threads& threads) {
   const int64_t bytes = cache.block_size * 2 * cache.dim * itemsize(params.output_dtype);
   std::atomic<int32_t> status{0};
   threads.parallel_for(params.staged, [&](int64_t i, int32_t) {
-    const int64_t block = params.staged_blocks[i * params.stride_staged];
+    const int64_t block = read_once(params.staged_blocks + i * params.stride_staged);
     if (block < 0 || block >= cache.blocks) {
       std::memset(static_cast<char*>(params.output) + i * bytes, 0, static_cast<size_t>(bytes));
       status.fetch_or(status_table, std::memory_order_relaxed);
@@ -148,27 +150,26 @@ BadEntry check_selection(const BlockTableView& table, const PageGeometry& geomet
   if (owner < 0 || owner >= table.requests) return {.fault = status_owner, .value = owner};
   bool own_found = false;
   BadEntry bad;
-  int64_t checked = 0;  // entries before the first bad one
-  for (; checked < count; ++checked) {
-    const int64_t region = regions[checked * stride_entry];
+  std::vector<std::pair<int32_t, int64_t>> sorted;  // (region, entry) before the first bad one
+  sorted.reserve(static_cast<size_t>(count));
+  for (int64_t entry = 0; entry < count; ++entry) {
+    const int32_t region = read_once(regions + entry * stride_entry);
     own_found |= region == own_region;
-    const PageLookup page = page_of_region(table, geometry, owner, region, own_region);
-    if (page.fault == 0) continue;
-    bad = {.fault = page.fault, .entry = checked, .value = region};
+    const PageLookup page = host_page_of_region(table, geometry, owner, region, own_region);
+    if (page.fault == 0) {
+      sorted.emplace_back(region, entry);
+      continue;
+    }
+    bad = {.fault = page.fault, .entry = entry, .value = region};
     if (page.fault != status_table) break;
     bad.table_column = region / geometry.regions_per_block;
     if (bad.table_column < table.max_blocks) {
-      bad.table_value =
-          table.data[owner * table.stride_request + bad.table_column * table.stride_block];
+      bad.table_value = read_once(table.data + owner * table.stride_request +
+                                  bad.table_column * table.stride_block);
     }
     break;
   }
-  // A repeated entry before it is the first; repetition shows in the sorted order of (region,
-  // entry).
-  std::vector<std::pair<int32_t, int64_t>> sorted;
-  sorted.reserve(static_cast<size_t>(checked));
-  for (int64_t entry = 0; entry < checked; ++entry)
-    sorted.emplace_back(regions[entry * stride_entry], entry);
+  // A repeated entry before it is the first; repetition shows in the sorted order.
   std::sort(sorted.begin(), sorted.end());
   BadEntry duplicate;
   for (size_t i = 1; i < sorted.size(); ++i) {

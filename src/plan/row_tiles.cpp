@@ -1,7 +1,6 @@
 #include "plan/row_tiles.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/check.hpp"
 #include "octopage/page_arithmetic.hpp"
@@ -42,25 +41,25 @@ RowView row_view(const TensorView& owners, const TensorView& positions) {
           .stride_positions = positions.strides[0]};
 }
 
-int64_t cut_row_tiles(const RowView& view, int64_t rows, int64_t height, int32_t* order,
+int64_t cut_row_tiles(const RowView& view, int64_t rows, int64_t height, TileRow* ordered,
                       int32_t* starts) {
-  std::iota(order, order + rows, 0);
-  const auto before = [&](int32_t a, int32_t b) {
-    const int64_t owner_a = view.owner(a);
-    const int64_t owner_b = view.owner(b);
-    if (owner_a != owner_b) return owner_a < owner_b;
-    const int64_t position_a = view.position(a);
-    const int64_t position_b = view.position(b);
-    if (position_a != position_b) return position_a < position_b;
-    return a < b;
+  for (int64_t row = 0; row < rows; ++row) {
+    ordered[row] = {.position = view.position(row),
+                    .owner = static_cast<int32_t>(view.owner(row)),
+                    .row = static_cast<int32_t>(row)};
+  }
+  const auto before = [](const TileRow& a, const TileRow& b) {
+    if (a.owner != b.owner) return a.owner < b.owner;
+    if (a.position != b.position) return a.position < b.position;
+    return a.row < b.row;
   };
   // Engines mostly hand over rows in this order already.
-  if (!std::is_sorted(order, order + rows, before)) std::sort(order, order + rows, before);
+  if (!std::is_sorted(ordered, ordered + rows, before)) std::sort(ordered, ordered + rows, before);
   int64_t tiles = 0;
   starts[0] = 0;
   for (int64_t place = 1; place <= rows; ++place) {
     const bool full = place - starts[tiles] == height;
-    if (place == rows || full || view.owner(order[place]) != view.owner(order[place - 1])) {
+    if (place == rows || full || ordered[place].owner != ordered[place - 1].owner) {
       starts[++tiles] = static_cast<int32_t>(place);
     }
   }
@@ -71,10 +70,12 @@ RowTiles make_row_tiles(const TensorView& owners, const TensorView& positions, i
   if (height < 1) fail_argument("height = {}: a tile has at least one row", height);
   const int64_t rows = owners.shape[0];
   RowTiles tiles;
-  tiles.order.resize(static_cast<size_t>(rows));
+  std::vector<TileRow> ordered(static_cast<size_t>(rows));
   tiles.starts.resize(static_cast<size_t>(rows) + 1);
-  const int64_t count = cut_row_tiles(row_view(owners, positions), rows, height, tiles.order.data(),
-                                      tiles.starts.data());
+  const int64_t count =
+      cut_row_tiles(row_view(owners, positions), rows, height, ordered.data(), tiles.starts.data());
+  tiles.order.reserve(ordered.size());
+  for (const TileRow& row : ordered) tiles.order.push_back(row.row);
   tiles.starts.resize(static_cast<size_t>(count) + 1);
   return tiles;
 }

@@ -7,11 +7,12 @@
 #include <span>
 #include <vector>
 
+#include "core/read_once.hpp"
 #include "octopage/tensor.hpp"
 
 namespace octopage {
 
-/// Which request and position each row has. Strides in elements.
+/// Which request and position each row has. Strides in elements. Each call reads the memory once.
 struct RowView {
   const int32_t* owners;  ///< [rows]
   int64_t stride_owners;
@@ -19,21 +20,28 @@ struct RowView {
   bool wide_positions;    ///< i64
   int64_t stride_positions;
 
-  int64_t owner(int64_t row) const { return owners[row * stride_owners]; }
+  int64_t owner(int64_t row) const { return read_once(owners + row * stride_owners); }
   int64_t position(int64_t row) const {
     const int64_t offset = row * stride_positions;
-    return wide_positions ? static_cast<const int64_t*>(positions)[offset]
-                          : static_cast<const int32_t*>(positions)[offset];
+    return wide_positions ? read_once(static_cast<const int64_t*>(positions) + offset)
+                          : read_once(static_cast<const int32_t*>(positions) + offset);
   }
 };
 
 /// Views `owners` [rows] i32 and `positions` [rows] i32 or i64 of the CPU.
 RowView row_view(const TensorView& owners, const TensorView& positions);
 
-/// Orders rows by (owner, position, row) into `order` [rows] and cuts them into tiles of at most
-/// `height` rows of one owner: tile i is order[starts[i] .. starts[i+1]), `starts` [rows+1].
-/// Returns the number of tiles. Allocates nothing.
-int64_t cut_row_tiles(const RowView& view, int64_t rows, int64_t height, int32_t* order,
+/// A row as its tile sees it: a copy, so that what it was sorted by is what it is computed with.
+struct TileRow {
+  int64_t position;
+  int32_t owner;
+  int32_t row;
+};
+
+/// Orders rows by (owner, position, row) into `ordered` [rows] and cuts them into tiles of at most
+/// `height` rows of one owner: tile i is ordered[starts[i] .. starts[i+1]), `starts` [rows+1].
+/// Returns the number of tiles. Reads the view once, allocates nothing.
+int64_t cut_row_tiles(const RowView& view, int64_t rows, int64_t height, TileRow* ordered,
                       int32_t* starts);
 
 /// The same in memory of its own.

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "octopage/page_arithmetic.hpp"
 #include "octopage/page_plan.hpp"
 #include "plan/page_functions.hpp"
@@ -37,7 +38,7 @@ void write_staging_plan(const BlockTableView& table, std::span<const int64_t> le
       entry = column < live ? staged : 0;
       if (column < live) {
         staged_blocks[staged++] =
-            table.data[request * table.stride_request + column * table.stride_block];
+            read_once(table.data + request * table.stride_request + column * table.stride_block);
       }
     }
   }

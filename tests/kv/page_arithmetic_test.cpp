@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "kv/host_lookup.hpp"
 #include "octopage/error.hpp"
 #include "octopage/kv_cache.hpp"
 
@@ -75,6 +76,8 @@ TEST(PageArithmetic, AgreesWithTheContractsFormula) {
       }
     }
     RC_ASSERT((page.page == -1) == (page.fault != 0));
+    const PageLookup on_host = host_page_of_region(table, geometry, owner, region, own);
+    RC_ASSERT(on_host.page == page.page && on_host.fault == page.fault);
   }));
 }
 

@@ -78,13 +78,13 @@ def test_outputs_share_no_memory():
     arguments = small()
     memory = numpy.zeros((5, 4, 64), numpy.float32)
     once = numpy.lib.stride_tricks.as_strided(memory, (5, 4, 64), (0, 256, 4))
-    refused(ValueError, ["output", "share"], lambda: octopage.sparse_prefill(**arguments, out=once))
+    refused(ValueError, ["out", "share"], lambda: octopage.sparse_prefill(**arguments, out=once))
     closer = numpy.lib.stride_tricks.as_strided(memory, (5, 4, 64), (512, 256, 4))
-    refused(ValueError, ["output", "share"], lambda: octopage.sparse_prefill(**arguments, out=closer))
-    refused(ValueError, ["output", "query"], lambda: octopage.sparse_prefill(**arguments, out=arguments["query"]))
+    refused(ValueError, ["out", "share"], lambda: octopage.sparse_prefill(**arguments, out=closer))
+    refused(ValueError, ["out: ", "query"], lambda: octopage.sparse_prefill(**arguments, out=arguments["query"]))
     flat = arguments["kv_cache"].reshape(-1)
     inside = flat[flat.size - 5 * 4 * 64:].reshape(5, 4, 64)
-    refused(ValueError, ["output", "kv_cache"], lambda: octopage.sparse_prefill(**arguments, out=inside))
+    refused(ValueError, ["out: ", "kv_cache"], lambda: octopage.sparse_prefill(**arguments, out=inside))
     # Columns of one buffer do not overlap.
     both = numpy.zeros((5, 8, 64), ml_dtypes.bfloat16)
     both[:, :4] = arguments["query"]

@@ -68,7 +68,7 @@ def test_mistakes_have_words():
             ({"query": arguments["query"].double()}, TypeError, ["query", "float64"]),
             ({"query": arguments["query"].to("meta")}, TypeError, ["query", "meta"]),
             ({"owners": arguments["owners"].to_sparse()}, TypeError, ["owners", "sparse"]),
-            ({"out": torch.zeros(1, 4, 64).expand(arguments["query"].shape[0], 4, 64)}, ValueError, ["output"]),
+            ({"out": torch.zeros(1, 4, 64).expand(arguments["query"].shape[0], 4, 64)}, ValueError, ["out: ", "shape"]),
             ({"workspace": torch.zeros(64, 64)[:, ::2]}, ValueError, ["workspace", "contiguous"])):
         with pytest.raises(error) as raised:
             octopage.sparse_prefill(**{**arguments, **change})
@@ -431,6 +431,22 @@ def test_compile(device, backend, monkeypatch, tmp_path):
     buffer = torch.zeros_like(query)
     assert given(query, buffer) is buffer
     torch.testing.assert_close(host(buffer), host(octopage.sparse_prefill(query, **arguments, scale=scale)))
+
+
+def test_operators_name_their_parameters():
+    step = case("four_groups")
+    a = arguments_of(step, "cpu")
+    cache, blocks = a["kv_cache"][:, :1], torch.zeros(2, dtype=torch.int32)
+    output = torch.zeros(2, 1, *cache.shape[2:], dtype=a["query"].dtype)
+    stage = torch.ops.octopage.stage_prefill_pages
+    for name, arguments in (("cache", (a["kv_cache"], blocks, output)), ("staged", (cache, blocks.long(), output)),
+                            ("output", (cache, blocks, output.float())), ("output", (cache, blocks, output[:1]))):
+        with pytest.raises(octopage.InvalidArgument, match=rf"^{name}\b"):
+            stage(*arguments)
+    traced = torch.compile(lambda t, **options: octopage.sparse_prefill(**a, **options), backend="eager")
+    for name, options in (("out_dtype", {"out_dtype": torch.int32}), ("out", {"out": torch.zeros(3)})):
+        with pytest.raises(octopage.InvalidArgument, match=rf"^{name}\b"):
+            traced(a["query"], **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,5 +1,5 @@
 // The fast CPU backend: cuts the rows into tiles, unites the selections of each tile and hands it
-// to the kernel. Every id, owner and table entry is checked here.
+// to the kernel. Every id, owner and table entry is read once and checked here.
 
 #include <algorithm>
 #include <vector>
@@ -8,6 +8,8 @@
 
 #include "backends/backend.hpp"
 #include "backends/cpu/tile_kernel.hpp"
+#include "core/read_once.hpp"
+#include "kv/host_lookup.hpp"
 
 namespace octopage {
 namespace {
@@ -46,9 +48,10 @@ struct Worker {
 
 struct Layout {
   int64_t tile_rows = 1;
-  int32_t* order = nullptr;   // [rows]
-  int32_t* starts = nullptr;  // [rows+1]
-  Worker* workers = nullptr;  // [concurrency]
+  TileRow* ordered = nullptr;  // [rows], direct path only
+  int32_t* order = nullptr;    // [rows]
+  int32_t* starts = nullptr;   // [rows+1]
+  Worker* workers = nullptr;   // [concurrency]
   size_t bytes = 0;
 
   Layout(const Problem& problem, int32_t concurrency, std::byte* memory) {
@@ -66,6 +69,7 @@ struct Layout {
     const int64_t lanes_of_tile = ((tile_rows + pack.rows - 1) / pack.rows) * width;
     const int64_t entries = tile_rows * entries_per_row;
     Carver carver(memory);
+    ordered = carver.take<TileRow>(problem.path == Problem::Path::direct ? problem.rows : 0);
     order = carver.take<int32_t>(problem.rows);
     starts = carver.take<int32_t>(problem.rows + 1);
     workers = carver.take<Worker>(concurrency);
@@ -153,13 +157,15 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
   const Layout layout(problem, context.threads->concurrency(), context.workspace.data());
   std::vector<hwy::Sorter> sorters(static_cast<size_t>(context.threads->concurrency()));
   const int64_t tiles =
-      cut_row_tiles(p.rows, problem.rows, layout.tile_rows, layout.order, layout.starts);
+      cut_row_tiles(p.rows, problem.rows, layout.tile_rows, layout.ordered, layout.starts);
+  for (int64_t i = 0; i < problem.rows; ++i) layout.order[i] = layout.ordered[i].row;
   const PageGeometry geometry = p.tensors.cache.geometry();
   context.threads->parallel_for(tiles * problem.groups, [&](int64_t index, int32_t worker_index) {
     const int64_t group = index / tiles;
     const int64_t tile = index % tiles;
     const Worker& worker = layout.workers[worker_index];
     TileJob job = make_job(problem, p.tensors, group);
+    const TileRow* rows = layout.ordered + layout.starts[tile];
     job.row_ids = layout.order + layout.starts[tile];
     job.rows = layout.starts[tile + 1] - layout.starts[tile];
     job.scratch = worker.scratch;
@@ -169,11 +175,11 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
     int32_t status = 0;
     int64_t count = 0;
     int64_t largest_own = -1;
-    const int64_t owner = p.rows.owner(job.row_ids[0]);
+    const int64_t owner = rows[0].owner;
     const bool owner_valid = owner >= 0 && owner < p.table.requests;
     for (int64_t r = 0; r < job.rows; ++r) {
-      const int64_t row = job.row_ids[r];
-      const int64_t position = p.rows.position(row);
+      const int64_t row = rows[r].row;
+      const int64_t position = rows[r].position;
       const int64_t own = region_of_position(position);
       const int64_t entries = selection_count(position, problem.region_count);
       if (entries > 0 && !owner_valid) status |= status_owner;
@@ -182,7 +188,7 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
       const int32_t* regions =
           p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
       for (int64_t i = 0; i < entries; ++i) {
-        const int64_t region = regions[i * p.stride_regions_entry];
+        const int64_t region = read_once(regions + i * p.stride_regions_entry);
         if (region < 0 || region > own) {
           status |= status_region;
           continue;
@@ -195,7 +201,7 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
                                                hwy::SortAscending());
     // Regions have been checked against each row's own one: what is left is the table.
     job.page_count = group_keys(worker.keys, count, worker.pages, [&](int64_t region) -> int64_t {
-      const PageLookup page = page_of_region(p.table, geometry, owner, region, largest_own);
+      const PageLookup page = host_page_of_region(p.table, geometry, owner, region, largest_own);
       status |= page.fault;
       return page.fault != 0 ? -1 : page_offset(p.tensors.cache, group, page.page);
     });
@@ -223,9 +229,10 @@ void CpuBackend::attend_paged(const PagedParams& p, const RunContext& context) c
       const int64_t row = job.row_ids[r];
       const PageRange range = page_range(p, row);
       for (int64_t i = range.begin; i < range.end; ++i) {
-        if (p.pages[i] < 0 || p.pages[i] >= p.page_count) continue;
+        const int64_t page = read_once(p.pages + i);
+        if (page < 0 || page >= p.page_count) continue;
         const int64_t visible = i + 1 == range.end ? range.last_tokens : kPageTokens;
-        worker.keys[count++] = PageKey::make(static_cast<uint64_t>(p.pages[i]), r, visible);
+        worker.keys[count++] = PageKey::make(static_cast<uint64_t>(page), r, visible);
       }
     }
     // One row keeps the order of its list, which does not depend on where its blocks lie.

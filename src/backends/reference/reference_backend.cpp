@@ -6,6 +6,8 @@
 
 #include "backends/backend.hpp"
 #include "core/dtype.hpp"
+#include "core/read_once.hpp"
+#include "kv/host_lookup.hpp"
 
 namespace octopage {
 namespace {
@@ -89,14 +91,15 @@ class ReferenceBackend final : public Backend {
     context.threads->parallel_for(p.problem.rows, [&](int64_t row, int32_t) {
       const int64_t position = p.rows.position(row);
       const int64_t own = region_of_position(position);
+      const int64_t owner = p.rows.owner(row);
       for (int64_t group = 0; group < p.problem.groups; ++group) {
         const int32_t* regions =
             p.regions + row * p.stride_regions_row + group * p.stride_regions_group;
         std::vector<VisiblePage> pages;
         for (int64_t i = 0; i < selection_count(position, p.problem.region_count); ++i) {
-          const int64_t region = regions[i * p.stride_regions_entry];
+          const int64_t region = read_once(regions + i * p.stride_regions_entry);
           const PageLookup page =
-              page_of_region(p.table, p.tensors.cache.geometry(), p.rows.owner(row), region, own);
+              host_page_of_region(p.table, p.tensors.cache.geometry(), owner, region, own);
           raise_status(context.status, page.fault);
           if (page.fault != 0) continue;
           pages.push_back({page_offset(p.tensors.cache, group, page.page),
@@ -112,10 +115,11 @@ class ReferenceBackend final : public Backend {
       std::vector<VisiblePage> pages;
       const PageRange range = page_range(p, row);
       for (int64_t i = range.begin; i < range.end; ++i) {
-        if (p.pages[i] < 0 || p.pages[i] >= p.page_count) continue;
+        const int64_t page = read_once(p.pages + i);
+        if (page < 0 || page >= p.page_count) continue;
         const bool last = i + 1 == range.end;
         pages.push_back(
-            {page_offset(p.tensors.cache, 0, p.pages[i]), last ? range.last_tokens : kPageTokens});
+            {page_offset(p.tensors.cache, 0, page), last ? range.last_tokens : kPageTokens});
       }
       attend_group(p.problem, p.tensors, row, 0, pages);
     });
