@@ -95,6 +95,11 @@ def run_tests(programs, backend):
             "output_end": "" if code == 0 else output[-2000:]}
 
 
+def run_all_tests(programs, backends):
+    with concurrent.futures.ThreadPoolExecutor(len(backends)) as pool:
+        return dict(zip(backends, pool.map(lambda backend: run_tests(programs, backend), backends)))
+
+
 def run_cases(programs, backend):
     """Every given step file on every path through the command line, outputs compared by it. A shape
     that the backend does not serve must be refused with its name; that is counted."""
@@ -209,7 +214,7 @@ def main():
     wanted = [b for b in BACKENDS if not args.backend or b in args.backend]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        for name, stage in (("tests", lambda: {b: run_tests(programs, b) for b in wanted}),
+        for name, stage in (("tests", lambda: run_all_tests(programs, wanted)),
                             ("cases", lambda: {b: run_cases(programs, b) for b in wanted}),
                             ("example_indexer_exit_code", lambda: run([programs["indexer"]], 60)[0]),
                             ("sass", lambda: run_sass(programs)),
