@@ -95,11 +95,6 @@ def run_tests(programs, backend):
             "output_end": "" if code == 0 else output[-2000:]}
 
 
-def run_all_tests(programs, backends):
-    with concurrent.futures.ThreadPoolExecutor(len(backends)) as pool:
-        return dict(zip(backends, pool.map(lambda backend: run_tests(programs, backend), backends)))
-
-
 def run_cases(programs, backend):
     """Every given step file on every path through the command line, outputs compared by it. A shape
     that the backend does not serve must be refused with its name; that is counted."""
@@ -136,12 +131,20 @@ def run_sanitizer(programs, backend, tool):
     return result
 
 
-def run_sanitizers(programs, backends):
-    """Side by side: they keep a CPU core busy each, and the GPU hardly at all."""
-    calls = [(backend, tool) for backend in backends for tool in ("memcheck", "synccheck", "initcheck", "racecheck")]
-    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
-        done = list(pool.map(lambda call: run_sanitizer(programs, *call), calls))
-    return {b: {tool: result for (backend, tool), result in zip(calls, done) if backend == b} for b in backends}
+def run_correctness(programs, backends):
+    """Side by side: most of it keeps a CPU core busy, and the GPU hardly at all."""
+    tools = ("memcheck", "synccheck", "initcheck", "racecheck")
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        sanitizers = {b: {tool: pool.submit(run_sanitizer, programs, b, tool) for tool in tools} for b in backends}
+        tests = {b: pool.submit(run_tests, programs, b) for b in backends}
+        cases = {b: pool.submit(run_cases, programs, b) for b in backends}
+        indexer, sass = pool.submit(run, [programs["indexer"]], 60), pool.submit(run_sass, programs)
+        return {"tests": {b: result.result() for b, result in tests.items()},
+                "cases": {b: result.result() for b, result in cases.items()},
+                "example_indexer_exit_code": indexer.result()[0],
+                "sass": sass.result(),
+                "sanitizers": {b: {tool: one.result() for tool, one in results.items()}
+                               for b, results in sanitizers.items()}}
 
 
 def run_sass(programs):
@@ -214,21 +217,18 @@ def main():
     wanted = [b for b in BACKENDS if not args.backend or b in args.backend]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        for name, stage in (("tests", lambda: run_all_tests(programs, wanted)),
-                            ("cases", lambda: {b: run_cases(programs, b) for b in wanted}),
-                            ("example_indexer_exit_code", lambda: run([programs["indexer"]], 60)[0]),
-                            ("sass", lambda: run_sass(programs)),
-                            ("benchmarks", lambda: run_benchmarks(programs, scratch)),
+        evidence |= run_correctness(programs, wanted)
+        out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
+        if any(result["exit_code"] not in (0, 77) for result in evidence["tests"].values()):
+            print(json.dumps(evidence["tests"], indent=1))
+            print("FAILED: nothing is measured before the tests pass")
+            return 1
+        for name, stage in (("benchmarks", lambda: run_benchmarks(programs, scratch)),
                             ("peer", lambda: run_peer(scratch)),
-                            ("sanitizers", lambda: run_sanitizers(programs, wanted)),
                             ("python", lambda: run_python(programs)),
                             ("peers", lambda: run_peers(programs, out, evidence["revision"]))):
             evidence[name] = stage()
-            out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
-            if name == "tests" and any(result["exit_code"] not in (0, 77) for result in evidence[name].values()):
-                print(json.dumps(evidence[name], indent=1))
-                print("FAILED: nothing is measured before the tests pass")
-                return 1
+            out.write_text(json.dumps(evidence, indent=1) + "\n")
     bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
     bad += [f"{name}: {evidence[name]}" for name in ("python", "peers") if evidence[name]["exit_code"] not in (0, 77)]

@@ -7,8 +7,8 @@
 
 namespace octopage::cuda {
 
-/// Swaps pair j of lane i with pair i of lane j. A lane's pairs of columns 2 i, 8 + 2 i, 16 + 2 i and
-/// 24 + 2 i, as fragments have them, become the eight columns from 8 i on, or the other way.
+/// Swaps pair j of lane i with pair i of lane j. A lane's pairs of columns 2 i, 8 + 2 i, 16 + 2 i
+/// and 24 + 2 i, as fragments have them, become the eight columns from 8 i on, or the other way.
 __device__ __forceinline__ void transpose_quad(uint32_t (&pairs)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
 #pragma unroll
