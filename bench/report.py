@@ -99,12 +99,15 @@ def gpu_tables(path):
     parts += ["Fill (16,384 rows) and staging beside a plain copy of as many bytes (target: 0.80):",
               table(["call", "time", "plain copy", "ratio"], copies)]
     parts.append("What the same run passed:")
-    parts.append(table(["backend", "GPU tests", "runs of the given step files"] + list(evidence["sanitizers"]["cuda-sm80"]),
-                       [[backend, evidence["tests"][backend]["passed"],
-                         f"{cases['runs']}" + (f", {cases['refused']} refused by name" if cases["refused"] else "")]
-                        + [f"{r['tests']} tests, {r['summary'].strip('= ').split('SUMMARY: ')[-1]}"
-                           for r in evidence["sanitizers"][backend].values()]
-                        for backend, cases in evidence["cases"].items()]))
+    tools = ["memcheck", "synccheck", "initcheck", "racecheck"]
+    rows = []
+    for backend in sorted(evidence["cases"]):
+        cases = evidence["cases"][backend]
+        refused = f", {cases['refused']} refused by name" if cases["refused"] else ""
+        results = [evidence["sanitizers"][backend][tool] for tool in tools]
+        rows.append([backend, evidence["tests"][backend]["passed"], f"{cases['runs']}{refused}"]
+                    + [f"{r['tests']} tests, {r['summary'].strip('= ').split('SUMMARY: ')[-1]}" for r in results])
+    parts.append(table(["backend", "GPU tests", "runs of the given step files"] + tools, rows))
     return "\n\n".join(parts)
 
 

@@ -16,6 +16,7 @@ Exit code 1 if a test or a sanitizer failed.
 import argparse
 import concurrent.futures
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKENDS = ("cuda-sm80", "cuda-sm90a")
@@ -47,6 +49,12 @@ def run(command, timeout, env=None):
         return done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
         return 124, (error.stdout or b"").decode(errors="replace")
+
+
+def timed(call):
+    """What `call` returns, and the seconds it took."""
+    begin = time.monotonic()
+    return call(), round(time.monotonic() - begin, 1)
 
 
 def first_line(command):
@@ -131,20 +139,19 @@ def run_sanitizer(programs, backend, tool):
     return result
 
 
-def run_correctness(programs, backends):
-    """Side by side: most of it keeps a CPU core busy, and the GPU hardly at all."""
-    tools = ("memcheck", "synccheck", "initcheck", "racecheck")
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        sanitizers = {b: {tool: pool.submit(run_sanitizer, programs, b, tool) for tool in tools} for b in backends}
-        tests = {b: pool.submit(run_tests, programs, b) for b in backends}
-        cases = {b: pool.submit(run_cases, programs, b) for b in backends}
-        indexer, sass = pool.submit(run, [programs["indexer"]], 60), pool.submit(run_sass, programs)
-        return {"tests": {b: result.result() for b, result in tests.items()},
-                "cases": {b: result.result() for b, result in cases.items()},
-                "example_indexer_exit_code": indexer.result()[0],
-                "sass": sass.result(),
-                "sanitizers": {b: {tool: one.result() for tool, one in results.items()}
-                               for b, results in sanitizers.items()}}
+def run_correctness(programs, backends, known):
+    """Side by side: most of it keeps a CPU core busy, and the GPU hardly at all. Each result goes to `known` as it comes."""
+    calls = {("example_indexer_exit_code",): lambda: run([programs["indexer"]], 60)[0],
+             ("sass",): lambda: run_sass(programs)}
+    for b in backends:
+        calls[("tests", b)] = functools.partial(run_tests, programs, b)
+        calls[("cases", b)] = functools.partial(run_cases, programs, b)
+        for tool in ("memcheck", "synccheck", "initcheck", "racecheck"):
+            calls[("sanitizers", b, tool)] = functools.partial(run_sanitizer, programs, b, tool)
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        names = {pool.submit(timed, call): name for name, call in calls.items()}
+        for future in concurrent.futures.as_completed(names):
+            known(names[future], *future.result())
 
 
 def run_sass(programs):
@@ -217,8 +224,16 @@ def main():
     wanted = [b for b in BACKENDS if not args.backend or b in args.backend]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        evidence |= run_correctness(programs, wanted)
-        out.write_text(json.dumps(evidence, indent=1) + "\n")  # what is known so far
+
+        def known(name, result, seconds):
+            place = evidence
+            for part in name[:-1]:
+                place = place.setdefault(part, {})
+            place[name[-1]] = result
+            evidence.setdefault("seconds", {})[" ".join(name)] = seconds
+            out.write_text(json.dumps(evidence, indent=1) + "\n")
+
+        run_correctness(programs, wanted, known)
         if any(result["exit_code"] not in (0, 77) for result in evidence["tests"].values()):
             print(json.dumps(evidence["tests"], indent=1))
             print("FAILED: nothing is measured before the tests pass")
@@ -227,8 +242,7 @@ def main():
                             ("peer", lambda: run_peer(scratch)),
                             ("python", lambda: run_python(programs)),
                             ("peers", lambda: run_peers(programs, out, evidence["revision"]))):
-            evidence[name] = stage()
-            out.write_text(json.dumps(evidence, indent=1) + "\n")
+            known((name,), *timed(stage))
     bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
     bad += [f"{name}: {evidence[name]}" for name in ("python", "peers") if evidence[name]["exit_code"] not in (0, 77)]
