@@ -6,7 +6,7 @@
     scripts/gpu_evidence.py --prebuilt DIR --carry PREFIX     and the Python package on the octopage installed there
     scripts/gpu_evidence.py --out FILE.json       where to write; measurements/<gpu>.json by default
 
-Runs, in this order: the GPU tests; the given step files through the command line on every path;
+Runs, in this order: the GPU tests; the step files through the command line on every path;
 the benchmarks; the peer, where FlashInfer can be imported; compute-sanitizer (memcheck, synccheck, initcheck on small
 tests, racecheck on a few); the Python package's GPU tests; bench/gpu_peers.py, which writes a file of its own beside. The
 JSON holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
