@@ -98,7 +98,8 @@ def gpu_tables(path):
                            f"{copy['median_us'] / result['median_us']:.2f}"])
     parts += ["Fill (16,384 rows) and staging beside a plain copy of as many bytes (target: 0.80):",
               table(["call", "time", "plain copy", "ratio"], copies)]
-    parts.append("What the same run showed ([racecheck](kernels/sm90-prefill.md#racecheck) has a page of its own; `scripts/test.sh` tells whether the CUDA sources have changed since):")
+    parts.append("What the same run showed (on racecheck see [sm90-prefill.md](kernels/sm90-prefill.md#racecheck); `scripts/test.sh` "
+                 "tells whether the CUDA sources have changed since):")
     tools = ["memcheck", "synccheck", "initcheck", "racecheck"]
     rows = []
     for backend in sorted(evidence["cases"]):

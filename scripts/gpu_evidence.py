@@ -72,9 +72,8 @@ def first_line(command):
 
 
 def build():
-    for command in (["cmake", "--preset", "cuda", "-DOCTOPAGE_BENCH=ON"], ["cmake", "--build", "build/cuda"]):
-        subprocess.run(command, check=True, cwd=ROOT)
-    for command in (["cmake", "--preset", "cuda", "-B", "build/racecheck", "-DOCTOPAGE_RACECHECK=ON", "-DOCTOPAGE_EXAMPLES=OFF"],
+    for command in (["cmake", "--preset", "cuda", "-DOCTOPAGE_BENCH=ON"], ["cmake", "--build", "build/cuda"],
+                    ["cmake", "--preset", "cuda", "-B", "build/racecheck", "-DOCTOPAGE_RACECHECK=ON", "-DOCTOPAGE_EXAMPLES=OFF"],
                     ["cmake", "--build", "build/racecheck", "--target", "octopage_cuda_tests"]):
         subprocess.run(command, check=True, cwd=ROOT)
     carry = ROOT / "build/carry"

@@ -18,8 +18,8 @@ import numpy
 
 from . import _core
 from ._errors import InvalidArgument
-from ._tensor import (ArgumentTypeError, Call, NotPlanned, device_of, dtype_name, empty_like, exported, flag,
-                      framework, host_integers, integer, real, shown, stream_of, tracing, view)
+from ._tensor import (ArgumentTypeError, Call, NotPlanned, device_of, dtype_name, empty_like, exported, flag, framework,
+                      host_integers, integer, real, shown, stream_of, tracing, view)
 
 __all__ = ["CompactPagedPrefill", "PagedPrefillMetadata", "StagedPrefillPages", "compact_page_metadata",
            "fill_prefill_pages", "kv_page_stride", "plan_staged_prefill_pages", "stage_prefill_pages",
@@ -126,6 +126,11 @@ def stage_prefill_pages(cache: Tensor, staged: Union[StagedPrefillPages, Tensor]
     return stage_into(cache, blocks, None, k_scale, v_scale, dtype)
 
 
+def check_staged_cache(shape):
+    if len(shape) != 4:
+        raise InvalidArgument(f"cache: must have 4 dimensions, has {len(shape)}")
+
+
 def check_staged_dtype(dtype, bf16, f16):
     """Of a staged cache that is allocated here: the library would call it `output`. Names, or dtypes of torch."""
     if dtype not in (bf16, f16):
@@ -138,8 +143,7 @@ def stage_into(cache: Tensor, blocks: Tensor, output: Optional[Tensor], k_scale:
     call = Call(cache, output)
     described = call.view("cache", cache)
     listed = call.view("staged", blocks)
-    if len(described.shape) != 4:
-        raise InvalidArgument(f"cache: must have 4 dimensions, has {len(described.shape)}")
+    check_staged_cache(described.shape)
     if output is None:
         dtype = dtype_name("dtype", dtype)
         check_staged_dtype(dtype, "bf16", "f16")
