@@ -172,7 +172,6 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query,
                   s.args.block_size);
   }
   check_tensor("regions", regions, {DType::i32}, {chunk, s.args.region_count}, s.args.device);
-  check_disjoint({{"query_buffer", query_buffer()}, {"pages", pages()}}, {{"query", query}});
   FillPrefillPagesArgs fill = {};
   fill.regions = regions;
   fill.block_table = block_table;
@@ -186,7 +185,7 @@ void CompactPagedPrefill::prepare_chunk(int64_t start, const TensorView& query,
   fill.positions = positions().slice(0, start, start + chunk);
   fill.query = query;
   fill.contiguous_query = query_buffer().slice(0, start, start + chunk);
-  fill_prefill_pages(fill, options);
+  fill_prefill_pages(fill, options, "query_buffer");
 }
 
 void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_cache,
@@ -218,7 +217,7 @@ void CompactPagedPrefill::finish(const TensorView& query, const TensorView& kv_c
                   {"lse", lse},
                   {"workspace", workspace_view(with_workspace, s.args.device)},
                   {"options.status", status_view(options, s.args.device)}},
-                 {{"query", source},
+                 {{s.owns_query() ? "query_buffer" : "query", source},
                   {"kv_cache", kv_cache},
                   {"pages", pages()},
                   {"indptr", indptr()},

@@ -163,6 +163,11 @@ void stage_prefill_pages(const TensorView& kv_cache, const TensorView& staged_bl
 }
 
 void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options) {
+  fill_prefill_pages(args, options, "contiguous_query");
+}
+
+void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options,
+                        const char* copy_name) {
   const Device device = args.regions.device;
   check_tensor("regions", args.regions, {DType::i32}, {-1, -1}, device);
   const int64_t rows = args.regions.shape[0];
@@ -218,7 +223,7 @@ void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options
   }
   if (rows == 0) return;
   check_disjoint({{"pages", args.pages},
-                  {"contiguous_query", args.contiguous_query},
+                  {copy_name, args.contiguous_query},
                   {"options.status", status_view(options, device)}},
                  {{"regions", args.regions},
                   {"block_table", args.block_table},

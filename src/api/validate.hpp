@@ -77,6 +77,10 @@ TensorView host_view(const char* argument, const TensorView& tensor, const Optio
                              const BlockTableView& table, const PageGeometry& geometry,
                              int64_t own_region, int64_t owner);
 
+/// `fill_prefill_pages` whose messages call the copy of the query so: a plan's has another name.
+void fill_prefill_pages(const FillPrefillPagesArgs& args, const Options& options,
+                        const char* copy_name);
+
 }  // namespace octopage
 
 #endif  // OCTOPAGE_API_VALIDATE_HPP_

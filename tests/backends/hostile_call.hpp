@@ -236,6 +236,34 @@ inline Outcome run(const Step& step, const char* backend, DType dtype = DType::f
   return run(args_of(step), on(backend), dtype);
 }
 
+inline std::vector<int64_t> positions_of(const Step& step) {
+  std::vector<int64_t> positions;
+  for (int64_t row = 0; row < step.rows(); ++row)
+    positions.push_back(position_of(const_cast<Step&>(step), row));
+  return positions;
+}
+
+/// One group's selections as [rows, region_count].
+inline TensorView regions_of_group(const Step& step, int64_t group) {
+  TensorView regions = step.regions.slice(1, group, group + 1);
+  regions.rank = 2;
+  regions.shape = {step.rows(), step.region_count()};
+  regions.strides = {step.regions.strides[0], step.regions.strides[2]};
+  return regions;
+}
+
+/// A plan with a query copy, for one of the step's groups.
+inline PrefillPlanArgs plan_args(const Step& step, std::span<const int64_t> positions) {
+  return {.query_shape = {step.rows(), step.heads() / step.groups(), step.dim()},
+          .dtype = step.query.dtype,
+          .device = {},
+          .positions = positions,
+          .region_count = step.region_count(),
+          .scale = step.scale,
+          .block_size = step.block_size(),
+          .contiguous_query = false};
+}
+
 /// The planned path: plan, then fill and finish group by group, into poisoned, fenced memory.
 inline Outcome run_planned(const Step& step, const char* backend, DType dtype = DType::f32) {
   const int64_t rows = step.rows(), groups = step.groups(), heads = step.heads() / groups;
@@ -246,31 +274,17 @@ inline Outcome run_planned(const Step& step, const char* backend, DType dtype = 
   const auto all_output =
       TensorView::contiguous(output.data(), dtype, {rows, step.heads(), step.dim()});
   const auto all_lse = TensorView::contiguous(lse.data(), DType::f32, {rows, step.heads()});
-  std::vector<int64_t> positions;
-  for (int64_t row = 0; row < rows; ++row)
-    positions.push_back(position_of(const_cast<Step&>(step), row));
+  const std::vector<int64_t> positions = positions_of(step);
   Options options = on(backend);
   options.status = &outcome.status;
   CompactPagedPrefill plan;
-  plan.plan({.query_shape = {rows, heads, step.dim()},
-             .dtype = step.query.dtype,
-             .device = {},
-             .positions = positions,
-             .region_count = step.region_count(),
-             .scale = step.scale,
-             .block_size = step.block_size(),
-             .contiguous_query = false},
-            options);
+  plan.plan(plan_args(step, positions), options);
   const SparsePrefillArgs args = args_of(step);
   for (int64_t g = 0; g < groups; ++g) {
     const TensorView cache = step.kv_cache.slice(1, g, g + 1);
-    TensorView regions = step.regions.slice(1, g, g + 1);
-    regions.rank = 2;
-    regions.shape = {rows, step.region_count()};
-    regions.strides = {step.regions.strides[0], step.regions.strides[2]};
     const auto slice = [&](const TensorView& t) { return t.slice(1, g * heads, (g + 1) * heads); };
-    plan.prepare_chunk(0, slice(step.query), cache, regions, step.block_table, step.owners,
-                       options);
+    plan.prepare_chunk(0, slice(step.query), cache, regions_of_group(step, g), step.block_table,
+                       step.owners, options);
     Fenced workspace(plan.finish_workspace_size(step.kv_cache.dtype, options), 5);
     Options with_workspace = options;
     with_workspace.workspace = workspace.data();

@@ -12,18 +12,16 @@
 #include "backends/hostile_call.hpp"
 #include "octopage/octopage.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define OCTOPAGE_TEST_RACES 0
-#else
-#define OCTOPAGE_TEST_RACES 1
-#endif
-
 namespace octopage::test {
 namespace {
 
 /// Words that the library writes as well, plainly: a race on purpose, which ThreadSanitizer would
 /// report. So would it where ranges of rows overlap, whose pages then have two writers.
-constexpr bool kRaces = OCTOPAGE_TEST_RACES != 0;
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kRaces = false;
+#else
+constexpr bool kRaces = true;
+#endif
 
 Step many_rows(int64_t groups) {
   return clone(make_synthetic_step({.rows = 300,
@@ -121,7 +119,7 @@ class Writer {
 
 /// The step's positions as i64.
 void widen_positions(Step& step, std::vector<int64_t>& wide) {
-  for (int64_t row = 0; row < step.rows(); ++row) wide.push_back(position_of(step, row));
+  wide = positions_of(step);
   step.positions = TensorView::contiguous(wide.data(), DType::i64, {step.rows()});
 }
 
@@ -165,39 +163,19 @@ TEST(WrittenMeanwhile, OtherRowsKeepTheirBits) {
   }
 }
 
-/// One group's selections as [rows, region_count].
-TensorView regions_of_group(const Step& step) {
-  TensorView regions = step.regions;
-  regions.rank = 2;
-  regions.shape = {step.rows(), step.region_count()};
-  regions.strides = {step.regions.strides[0], step.regions.strides[2]};
-  return regions;
-}
-
 TEST(WrittenMeanwhile, PlannedCallsStayInside) {
   for (const char* backend : kBackends) {
     Step step = many_rows(1);
     const int64_t rows = step.rows();
     const Options options = on(backend);
-    std::vector<int64_t> positions;
-    for (int64_t row = 0; row < rows; ++row) positions.push_back(position_of(step, row));
+    std::vector<int64_t> positions = positions_of(step);
     CompactPagedPrefill plan;
-    const auto make_plan = [&] {
-      plan.plan({.query_shape = {rows, step.heads(), step.dim()},
-                 .dtype = step.query.dtype,
-                 .device = {},
-                 .positions = positions,
-                 .region_count = step.region_count(),
-                 .scale = step.scale,
-                 .block_size = step.block_size(),
-                 .contiguous_query = false},
-                options);
-    };
+    const auto make_plan = [&] { plan.plan(plan_args(step, positions), options); };
     Fenced output(static_cast<size_t>(step.query.size()) * sizeof(float));
     const auto view =
         TensorView::contiguous(output.data(), DType::f32, {rows, step.heads(), step.dim()});
     const auto prepare = [&] {
-      plan.prepare_chunk(0, step.query, step.kv_cache, regions_of_group(step), step.block_table,
+      plan.prepare_chunk(0, step.query, step.kv_cache, regions_of_group(step, 0), step.block_table,
                          step.owners, options);
     };
     const auto finish = [&] { plan.finish({}, step.kv_cache, view, {}, {}, {}, options); };
@@ -239,7 +217,7 @@ TEST(WrittenMeanwhile, PageFunctionsStayInside) {
   for (const bool exact : {false, true}) {
     for (const bool strict : {false, true}) {
       FillPrefillPagesArgs fill = {};
-      fill.regions = regions_of_group(step);
+      fill.regions = regions_of_group(step, 0);
       fill.block_table = step.block_table;
       fill.owners = step.owners;
       fill.indptr = TensorView::contiguous(ranges.data(), DType::i32, {rows + 1});
