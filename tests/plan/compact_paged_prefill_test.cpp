@@ -179,7 +179,15 @@ TEST_F(PrefillPlan, OutputsMustNotShareMemory) {
   const auto inside_query =
       TensorView::contiguous(plan.query_buffer().data, DType::bf16, {kRows, kHeads, kDim});
   expect_code(
-      ErrorCode::invalid_argument, [&] { plan.finish({}, step_.kv_cache, inside_query); }, "query");
+      ErrorCode::invalid_argument, [&] { plan.finish({}, step_.kv_cache, inside_query); },
+      "must not share memory with query_buffer");
+  expect_code(
+      ErrorCode::invalid_argument,
+      [&] {
+        plan.prepare_chunk(0, plan.query_buffer(), step_.kv_cache, regions_, step_.block_table,
+                           step_.owners);
+      },
+      "query_buffer: must not share memory with query");
 
   constexpr int64_t kLongRows = 6, kManyRegions = 40;
   const Step step = make_synthetic_step({.rows = kLongRows,
