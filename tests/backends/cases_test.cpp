@@ -92,26 +92,14 @@ TEST(Cases, PlannedWithItsPageLists) {
                                                  {rows, step.heads(), step.dim()});
       const auto lse = TensorView::contiguous(outcome.lse.data(), DType::f32, {rows, step.heads()});
       CompactPagedPrefill plan;
-      plan.plan({.query_shape = {rows, heads, step.dim()},
-                 .dtype = step.query.dtype,
-                 .device = {},
-                 .positions = positions,
-                 .region_count = step.region_count(),
-                 .scale = step.scale,
-                 .block_size = step.block_size(),
-                 .contiguous_query = false});
+      plan.plan(plan_args(step, positions));
       EXPECT_EQ(values<int32_t>(plan.indptr()), values<int32_t>(step.expected_indptr)) << what;
       EXPECT_EQ(values<int32_t>(plan.last_page_len()), values<int32_t>(step.expected_last_page_len))
           << what;
       std::vector<int32_t> pages;
       for (int64_t g = 0; g < groups; ++g) {
-        TensorView regions = step.regions;
-        if (regions.rank == 3) {
-          regions = regions.slice(1, g, g + 1);
-          regions.rank = 2;
-          regions.shape = {rows, step.region_count()};
-          regions.strides = {step.regions.strides[0], step.regions.strides[2]};
-        }
+        const TensorView regions =
+            step.regions.rank == 3 ? regions_of_group(step, g) : step.regions;
         const auto slice = [&](const TensorView& t) {
           return t.slice(1, g * heads, (g + 1) * heads);
         };
