@@ -98,7 +98,7 @@ def gpu_tables(path):
                            f"{copy['median_us'] / result['median_us']:.2f}"])
     parts += ["Fill (16,384 rows) and staging beside a plain copy of as many bytes (target: 0.80):",
               table(["call", "time", "plain copy", "ratio"], copies)]
-    parts.append("What the same run passed:")
+    parts.append("What the same run showed ([racecheck](kernels/sm90-prefill.md#racecheck) has a page of its own; `scripts/test.sh` tells whether the CUDA sources have changed since):")
     tools = ["memcheck", "synccheck", "initcheck", "racecheck"]
     rows = []
     for backend in sorted(evidence["cases"]):
@@ -107,7 +107,7 @@ def gpu_tables(path):
         results = [evidence["sanitizers"][backend][tool] for tool in tools]
         rows.append([backend, evidence["tests"][backend]["passed"], f"{cases['runs']}{refused}"]
                     + [f"{r['tests']} tests, {r['summary'].strip('= ').split('SUMMARY: ')[-1]}" for r in results])
-    parts.append(table(["backend", "GPU tests", "runs of the given step files"] + tools, rows))
+    parts.append(table(["backend", "GPU tests", "runs of the step files"] + tools, rows))
     return "\n\n".join(parts)
 
 

@@ -6,11 +6,11 @@
     scripts/gpu_evidence.py --prebuilt DIR --carry PREFIX     and the Python package on the octopage installed there
     scripts/gpu_evidence.py --out FILE.json       where to write; measurements/<gpu>.json by default
 
-Runs, in this order: the GPU tests; the given step files through the command line on every path;
+Runs, in this order: the GPU tests; the step files through the command line on every path;
 the benchmarks; the peer, where FlashInfer can be imported; compute-sanitizer (memcheck, synccheck, initcheck on small
 tests, racecheck on a few); the Python package's GPU tests; bench/gpu_peers.py, which writes a file of its own beside. The
 JSON holds the device, the driver, the revision, the commands, a hash of the CUDA sources and all results.
-Exit code 1 if a test or a sanitizer failed.
+Exit code 1 if a test or a sanitizer failed. Until all has run, what is known stands in FILE.partial.json.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,12 +44,18 @@ SANITIZED = {
 
 
 def run(command, timeout, env=None):
-    """Runs a command; returns its exit code (124: too slow) and its output."""
+    """Runs a command; returns its exit code (124: too slow, 127: not there) and its output."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
-        return done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        return 124, (error.stdout or b"").decode(errors="replace")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT,
+                                   start_new_session=True)
+    except OSError as error:
+        return 127, str(error)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+        return 124, process.communicate()[0]
 
 
 def timed(call):
@@ -127,7 +134,7 @@ def run_sanitizer(programs, backend, tool):
     program = programs["racecheck" if tool == "racecheck" else "tests"]  # see OCTOPAGE_RACECHECK
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program,
                "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
-    code, output = run(command, 300)
+    code, output = run(command, 600)
     summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
     passed = re.search(r"\[  PASSED  \] (\d+) test", output)
     result = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
@@ -139,15 +146,22 @@ def run_sanitizer(programs, backend, tool):
     return result
 
 
-def run_correctness(programs, backends, known):
-    """Side by side: most of it keeps a CPU core busy, and the GPU hardly at all. Each result goes to `known` as it comes."""
+def correctness(programs, backends):
     calls = {("example_indexer_exit_code",): lambda: run([programs["indexer"]], 60)[0],
              ("sass",): lambda: run_sass(programs)}
     for b in backends:
         calls[("tests", b)] = functools.partial(run_tests, programs, b)
         calls[("cases", b)] = functools.partial(run_cases, programs, b)
-        for tool in ("memcheck", "synccheck", "initcheck", "racecheck"):
-            calls[("sanitizers", b, tool)] = functools.partial(run_sanitizer, programs, b, tool)
+    return calls
+
+
+def sanitizers(programs, backends):
+    return {("sanitizers", b, tool): functools.partial(run_sanitizer, programs, b, tool)
+            for b in backends for tool in ("memcheck", "synccheck", "initcheck", "racecheck")}
+
+
+def side_by_side(calls, known):
+    """They keep CPU cores busy, and the GPU hardly at all. Each result goes to `known` as it comes."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         names = {pool.submit(timed, call): name for name, call in calls.items()}
         for future in concurrent.futures.as_completed(names):
@@ -221,6 +235,7 @@ def main():
     }
     out = pathlib.Path(args.out) if args.out else ROOT / "measurements" / (gpu.lower().replace(" ", "-") + ".json")
     out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_suffix(".partial.json")  # takes the place of `out` when all has been run
     wanted = [b for b in BACKENDS if not args.backend or b in args.backend]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -231,18 +246,21 @@ def main():
                 place = place.setdefault(part, {})
             place[name[-1]] = result
             evidence.setdefault("seconds", {})[" ".join(name)] = seconds
-            out.write_text(json.dumps(evidence, indent=1) + "\n")
+            partial.write_text(json.dumps(evidence, indent=1) + "\n")
 
-        run_correctness(programs, wanted, known)
+        side_by_side(correctness(programs, wanted), known)
         if any(result["exit_code"] not in (0, 77) for result in evidence["tests"].values()):
             print(json.dumps(evidence["tests"], indent=1))
             print("FAILED: nothing is measured before the tests pass")
             return 1
         for name, stage in (("benchmarks", lambda: run_benchmarks(programs, scratch)),
-                            ("peer", lambda: run_peer(scratch)),
-                            ("python", lambda: run_python(programs)),
+                            ("peer", lambda: run_peer(scratch))):
+            known((name,), *timed(stage))
+        side_by_side(sanitizers(programs, wanted), known)
+        for name, stage in (("python", lambda: run_python(programs)),
                             ("peers", lambda: run_peers(programs, out, evidence["revision"]))):
             known((name,), *timed(stage))
+    partial.replace(out)
     bad = ["examples/cuda/indexer_pages.cu"] if evidence["example_indexer_exit_code"] else []
     bad += [f"sass: {evidence['sass']}"] if evidence["sass"]["exit_code"] not in (0, 77) else []
     bad += [f"{name}: {evidence[name]}" for name in ("python", "peers") if evidence[name]["exit_code"] not in (0, 77)]

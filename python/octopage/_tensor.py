@@ -132,7 +132,9 @@ def _refuse_masked(argument, array):
 def _array_view(argument, tensor, kind, write):
     _refuse_masked(argument, tensor)
     strides = []
-    for stride in tensor.strides:
+    for extent, stride in zip(tensor.shape, tensor.strides):
+        if extent == 1:  # never taken
+            stride = tensor.itemsize
         if stride % tensor.itemsize != 0:
             raise InvalidArgument(f"{argument}: strides must be whole elements of {tensor.itemsize} bytes, "
                                   f"one is {stride} bytes")

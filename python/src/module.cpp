@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <span>
@@ -196,7 +197,8 @@ constexpr Name kStep5Names[] = {{"kv_cache", "cache"}, {"block_table", "table"},
 constexpr Name kStagingNames[] = {{"kv_cache", "cache"}, {"staged_blocks", "staged"}};
 
 /// A message of the library in the names of a Python function: whole words are replaced, and the
-/// members of `options`, which are parameters in Python, stand alone.
+/// members of `options`, which are parameters in Python, stand alone. What stands in quotes is a
+/// value of the caller's.
 std::string renamed(std::string_view message, Names names) {
   const auto in_word = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
@@ -206,7 +208,13 @@ std::string renamed(std::string_view message, Names names) {
     size_t end = at;
     while (end < message.size() && in_word(message[end])) ++end;
     const std::string_view word = message.substr(at, end - at);
-    if (word.empty()) {
+    if (message[at] == '\'') {  // an apostrophe follows a letter, and is part of no word here
+      const bool apostrophe = at > 0 && in_word(message[at - 1]);
+      const size_t close =
+          apostrophe ? at : std::min(message.find('\'', at + 1), message.size() - 1);
+      text += message.substr(at, close + 1 - at);
+      at = close + 1;
+    } else if (word.empty()) {
       text += message[at++];
     } else if (word == "options" && message.substr(end, 1) == ".") {
       at = end + 1;
@@ -240,7 +248,10 @@ auto without_gil(Names names, Call&& call) {
 void set_python_error(ErrorCode code, const char* message) {
   const nb::object classes = nb::module_::import_("octopage._errors").attr("BY_CODE");
   const nb::object kind = classes[nb::int_(static_cast<int>(code))];
-  PyErr_SetString(kind.ptr(), message);
+  // Names that a user gave may be of any bytes.
+  const auto text = nb::steal<nb::object>(
+      PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)), "replace"));
+  if (text.is_valid()) PyErr_SetObject(kind.ptr(), text.ptr());
 }
 
 void translate(const std::exception_ptr& error, void*) {

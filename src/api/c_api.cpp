@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "core/read_once.hpp"
 #include "octopage/octopage.hpp"
 
 struct octopage_prefill {
@@ -449,13 +450,14 @@ octopage_status octopage_rows_from_query_start_loc(const int32_t* query_start_lo
     require("query_start_loc", query_start_loc);
     array("owners", owners, "rows", rows);
     array("positions", positions, "rows", rows);
-    // Before anything is allocated: the last entry may be anything.
-    if (query_start_loc[requests] != rows) {
-      fail_argument("rows = {}: must be query_start_loc[{}] = {}", rows, requests,
-                    query_start_loc[requests]);
+    // Copies: what was checked must be what is expanded.
+    const std::vector<int32_t> starts =
+        copy_once(std::span(query_start_loc, static_cast<size_t>(requests) + 1));
+    // Before rows are allocated: the last entry may be anything.
+    if (starts.back() != rows) {
+      fail_argument("rows = {}: must be query_start_loc[{}] = {}", rows, requests, starts.back());
     }
-    const Rows expanded =
-        rows_from_query_start_loc({query_start_loc, static_cast<size_t>(requests) + 1}, lens);
+    const Rows expanded = rows_from_query_start_loc(starts, copy_once(lens));
     std::copy(expanded.owners.begin(), expanded.owners.end(), owners);
     std::copy(expanded.positions.begin(), expanded.positions.end(), positions);
   });

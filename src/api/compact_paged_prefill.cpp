@@ -108,6 +108,11 @@ void CompactPagedPrefill::fixup_positions(const TensorView& positions, const Opt
   State& s = *state_;
   s.require_plan("fixup_positions");
   check_tensor("positions", positions, {DType::i32, DType::i64}, {s.rows()}, s.args.device);
+  check_disjoint({{"options.status", status_view(options, s.args.device)}},
+                 {{"positions", positions},
+                  {"pages", pages()},
+                  {"indptr", indptr()},
+                  {"last_page_len", last_page_len()}});
   s.storage->fixup(positions, s.args.region_count,
                    {.device = s.args.device,
                     .threads = nullptr,

@@ -117,6 +117,8 @@ TensorView workspace_view(const Options& options, Device device) {
 
 TensorView status_view(const Options& options, Device device) {
   if (options.status == nullptr) return {};
+  if (reinterpret_cast<uintptr_t>(options.status) % alignof(int32_t) != 0)
+    fail_argument("options.status: must be aligned to {} bytes", alignof(int32_t));
   return TensorView::contiguous(options.status, DType::i32, {1}, device);
 }
 

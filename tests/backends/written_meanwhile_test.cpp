@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "backends/hostile_call.hpp"
+#include "octopage/octopage.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define OCTOPAGE_TEST_RACES 0
@@ -287,6 +288,23 @@ TEST(WrittenMeanwhile, PageFunctionsStayInside) {
   }
   for (const Fenced* memory : {&pages, &blocks, &table, &staged})
     EXPECT_TRUE(memory->fences_intact());
+}
+
+TEST(WrittenMeanwhile, RowsOfABatchStayInside) {
+  std::vector<int32_t> starts = {0, 700, 1000}, lens = {4096, 4096};
+  Fenced owners(1000 * sizeof(int32_t)), positions(1000 * sizeof(int64_t));
+  const auto expand = [&] {
+    return octopage_rows_from_query_start_loc(starts.data(), lens.data(), 2, 1000,
+                                              reinterpret_cast<int32_t*>(owners.data()),
+                                              reinterpret_cast<int64_t*>(positions.data()));
+  };
+  Writer()
+      .on(TensorView::contiguous(starts.data(), DType::i32, {3}))
+      .on(TensorView::contiguous(lens.data(), DType::i32, {2}))
+      .during([&] { expand(); });
+  EXPECT_TRUE(owners.fences_intact());
+  EXPECT_TRUE(positions.fences_intact());
+  EXPECT_EQ(expand(), OCTOPAGE_OK) << octopage_last_error();
 }
 
 }  // namespace

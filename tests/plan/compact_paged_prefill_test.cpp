@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -223,6 +224,59 @@ TEST_F(PrefillPlan, BoundsThenFixupEqualAnExactPlan) {
   std::fill(output_.begin(), output_.end(), -1.0f);
   attend(bounded);
   EXPECT_EQ(std::memcmp(output_.data(), expected.data(), expected.size() * sizeof(float)), 0);
+}
+
+TEST_F(PrefillPlan, ABlockThatATableNamesTwiceCountsTwice) {
+  auto* table = static_cast<int32_t*>(step_.block_table.data);
+  const int64_t columns = step_.block_table.shape[1];
+  for (int64_t request = 0; request < step_.block_table.shape[0]; ++request)
+    for (int64_t column = 1; column < columns; ++column)
+      table[request * columns + column] = table[request * columns + column % 2];
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  attend(plan);
+  const std::vector<int32_t> pages = values(plan.pages()), ranges = values(plan.indptr());
+  bool repeated = false;
+  for (size_t row = 0; row < positions_.size(); ++row) {
+    std::vector<int32_t> listed(pages.begin() + ranges[row], pages.begin() + ranges[row + 1]);
+    std::sort(listed.begin(), listed.end());
+    repeated |= std::adjacent_find(listed.begin(), listed.end()) != listed.end();
+  }
+  ASSERT_TRUE(repeated);
+  std::vector<float> expected(output_.size());
+  SparsePrefillArgs direct = {};
+  direct.query = step_.query;
+  direct.kv_cache = step_.kv_cache;
+  direct.block_table = step_.block_table;
+  direct.owners = step_.owners;
+  direct.positions = step_.positions;
+  direct.regions = step_.regions;
+  direct.scale = step_.scale;
+  direct.output = TensorView::contiguous(expected.data(), DType::f32, {kRows, kHeads, kDim});
+  Options options;
+  options.backend = "reference";
+  sparse_prefill(direct, options);
+  for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(output_[i], expected[i], 1e-4) << i;
+}
+
+TEST_F(PrefillPlan, StatusMustNotShareMemoryWithWhatAFixupWrites) {
+  CompactPagedPrefill plan;
+  plan.plan(args(positions_));
+  const std::vector<int32_t> pages = values(plan.pages()), ranges = values(plan.indptr());
+  std::vector<int32_t> given(positions_.begin(), positions_.end());
+  const std::vector<int32_t> before = given;
+  const auto positions = TensorView::contiguous(given.data(), DType::i32, {kRows});
+  for (void* inside : {plan.pages().data, plan.indptr().data, plan.last_page_len().data,
+                       static_cast<void*>(given.data() + 1)}) {
+    Options options;
+    options.status = static_cast<int32_t*>(inside);
+    expect_code(
+        ErrorCode::invalid_argument, [&] { plan.fixup_positions(positions, options); },
+        "options.status");
+  }
+  EXPECT_EQ(values(plan.pages()), pages);
+  EXPECT_EQ(values(plan.indptr()), ranges);
+  EXPECT_EQ(given, before);
 }
 
 TEST_F(PrefillPlan, LongerThanPlannedIsCutAndReported) {

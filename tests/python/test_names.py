@@ -107,6 +107,18 @@ def test_backends_that_cannot_serve():
         octopage.sparse_prefill(**small(), backend="cuda-sm80")
 
 
+@pytest.mark.parametrize("name", ["options.cpu", "output", "kv_cache"])
+def test_values_are_told_as_they_were_given(name):
+    with pytest.raises(octopage.OctopageError, match=re.escape(f"'{name}'")):
+        octopage.sparse_prefill(**small(), backend=name)
+
+
+def test_a_name_of_any_bytes(monkeypatch):
+    monkeypatch.setenv("OCTOPAGE_BACKEND", "\udcff\udcfe")
+    with pytest.raises(octopage.OctopageError):
+        octopage.sparse_prefill(**small())
+
+
 def test_rows_of_a_batch():
     rows = octopage.rows_from_query_start_loc
     refused(rows, "query_start_loc", lambda: rows([0, 1, 2], [4]))
@@ -266,3 +278,9 @@ def test_calls_out_of_order():
                        ("page_metadata", lambda: plan.page_metadata(numpy.zeros((1, 1), numpy.int32), numpy.zeros(2, numpy.int32), 2))):
         with pytest.raises(octopage.WrongState, match=f"^{name}: needs a plan first"):
             call()
+
+
+def test_the_stride_of_a_single_entry_means_nothing():
+    records = numpy.zeros(1, [("owner", "<i4"), ("other", "i1")])
+    described, _ = octopage._tensor.view("owners", records["owner"])
+    assert list(described.shape) == [1]

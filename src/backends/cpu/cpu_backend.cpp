@@ -71,7 +71,7 @@ struct Layout {
     Carver carver(memory);
     ordered = carver.take<TileRow>(problem.path == Problem::Path::direct ? problem.rows : 0);
     order = carver.take<int32_t>(problem.rows);
-    starts = carver.take<int32_t>(problem.rows + 1);
+    starts = carver.take<int32_t>(problem.path == Problem::Path::direct ? problem.rows + 1 : 0);
     workers = carver.take<Worker>(concurrency);
     for (int32_t i = 0; i < concurrency; ++i) {
       Worker worker;
@@ -92,13 +92,24 @@ struct Layout {
   }
 };
 
-/// Groups sorted keys into pages: `offset_of(id)` gives a page's offset or -1 to skip it.
-template <typename OffsetOf>
+/// What a row means that names an id twice.
+enum class Repeats {
+  count_once,  ///< a region: it is selected
+  count_each,  ///< a listed page: two blocks of a table may be the same one
+};
+
+/// Groups sorted keys into pages: `offset_of(id)` gives a page's offset or -1 to skip it. A page
+/// has one key of a row at most where repeats count each.
+template <Repeats kRepeats, typename OffsetOf>
 int64_t group_keys(const uint64_t* keys, int64_t count, TilePage* pages, OffsetOf&& offset_of) {
+  const auto joins = [&](int64_t i) {
+    return PageKey::id(keys[i]) == PageKey::id(keys[i - 1]) &&
+           (kRepeats == Repeats::count_once || PageKey::row(keys[i]) > PageKey::row(keys[i - 1]));
+  };
   int64_t found = 0;
   for (int64_t begin = 0; begin < count;) {
     int64_t end = begin + 1;
-    while (end < count && PageKey::id(keys[end]) == PageKey::id(keys[begin])) ++end;
+    while (end < count && joins(end)) ++end;
     const int64_t offset = offset_of(static_cast<int64_t>(PageKey::id(keys[begin])));
     if (offset >= 0) pages[found++] = {.offset = offset, .first_key = begin, .end_key = end};
     begin = end;
@@ -200,11 +211,12 @@ void CpuBackend::attend_direct(const DirectParams& p, const RunContext& context)
     sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count),
                                                hwy::SortAscending());
     // Regions have been checked against each row's own one: what is left is the table.
-    job.page_count = group_keys(worker.keys, count, worker.pages, [&](int64_t region) -> int64_t {
+    const auto offset_of = [&](int64_t region) -> int64_t {
       const PageLookup page = host_page_of_region(p.table, geometry, owner, region, largest_own);
       status |= page.fault;
       return page.fault != 0 ? -1 : page_offset(p.tensors.cache, group, page.page);
-    });
+    };
+    job.page_count = group_keys<Repeats::count_once>(worker.keys, count, worker.pages, offset_of);
     attend_tile(job);
     raise_status(context.status, status);
   });
@@ -240,9 +252,9 @@ void CpuBackend::attend_paged(const PagedParams& p, const RunContext& context) c
       sorters[static_cast<size_t>(worker_index)](worker.keys, static_cast<size_t>(count),
                                                  hwy::SortAscending());
     }
-    job.page_count = group_keys(worker.keys, count, worker.pages, [&](int64_t page) {
-      return page_offset(p.tensors.cache, 0, page);
-    });
+    job.page_count = group_keys<Repeats::count_each>(
+        worker.keys, count, worker.pages,
+        [&](int64_t page) { return page_offset(p.tensors.cache, 0, page); });
     attend_tile(job);
   });
 }
