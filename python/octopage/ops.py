@@ -15,7 +15,7 @@ import octopage
 from octopage import step5
 
 from ._errors import InvalidArgument
-from ._tensor import _LONG_NAMES, check_out_dtype, dtype_name, refuse_derivatives
+from ._tensor import _LONG_NAMES, ArgumentTypeError, check_out_dtype, dtype_name, refuse_derivatives
 
 __all__ = ["fill_prefill_pages", "sparse_prefill", "stage_prefill_pages"]
 
@@ -75,8 +75,21 @@ def _torch_dtype(argument, dtype):
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, _LONG_NAMES[dtype_name(argument, dtype)])
 
 
-def _value(scale):
-    return None if scale is None or isinstance(scale, Tensor) else float(scale)
+def _number(argument, value):
+    """What the eager call takes, but for scalars of numpy, which torch.compile turns into tensors."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        raise ArgumentTypeError(f"{argument}: must be a number, is {type(value).__name__}")
+    return float(value)
+
+
+def _value(argument, scale):
+    return None if scale is None or isinstance(scale, Tensor) else _number(argument, scale)
+
+
+def _flag(argument, value):
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{argument}: must be True or False, is {type(value).__name__}")
+    return value
 
 
 def _tensor(scale):
@@ -100,8 +113,9 @@ def traced_sparse_prefill(query, kv_cache, block_table, owners, positions, regio
     elif out_dtype is not None:
         raise InvalidArgument("out_dtype: must be absent where out is given")
     torch.ops.octopage.sparse_prefill(query, kv_cache, block_table, owners, positions, regions, out, lse,
-                                      workspace, status, float(scale), _value(k_scale), _value(v_scale),
-                                      _tensor(k_scale), _tensor(v_scale), backend, strict, batch_invariant)
+                                      workspace, status, _number("scale", scale), _value("k_scale", k_scale),
+                                      _value("v_scale", v_scale), _tensor(k_scale), _tensor(v_scale), backend,
+                                      _flag("strict", strict), _flag("batch_invariant", batch_invariant))
     return out
 
 
@@ -115,7 +129,9 @@ def traced_stage_prefill_pages(cache, blocks, dtype, k_scale, v_scale):
     _refuse_derivatives(cache=cache, k_scale=k_scale, v_scale=v_scale)
     dtype = _torch_dtype("dtype", dtype)
     step5.check_staged_dtype(dtype, torch.bfloat16, torch.float16)
+    if len(cache.shape) != 4:
+        raise InvalidArgument(f"cache: must have 4 dimensions, has {len(cache.shape)}")
     output = torch.empty((blocks.shape[0], 1, cache.shape[2], cache.shape[3]), dtype=dtype, device=cache.device)
-    torch.ops.octopage.stage_prefill_pages(cache, blocks, output, _value(k_scale), _value(v_scale), _tensor(k_scale),
-                                           _tensor(v_scale))
+    torch.ops.octopage.stage_prefill_pages(cache, blocks, output, _value("k_scale", k_scale), _value("v_scale", v_scale),
+                                           _tensor(k_scale), _tensor(v_scale))
     return output

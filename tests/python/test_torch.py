@@ -449,6 +449,15 @@ def test_operators_name_their_parameters():
             traced(a["query"], **options)
 
 
+@pytest.mark.parametrize("options", [{"scale": True}, {"strict": 1}, {"batch_invariant": None}, {"k_scale": "1"}])
+def test_compiled_calls_refuse_what_eager_ones_do(options):
+    arguments = {**arguments_of(case("four_groups"), "cpu"), **options}
+    for call in (lambda: octopage.sparse_prefill(**arguments),
+                 torch.compile(lambda: octopage.sparse_prefill(**arguments), backend="eager")):
+        with pytest.raises(octopage.ArgumentTypeError, match=f"^{next(iter(options))}: must be "):
+            call()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_compile_of_page_functions(device):
     torch._dynamo.reset()
