@@ -237,7 +237,8 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
 #pragma unroll
         for (int r = 0; r < Traits::kRows; ++r)
           has |= (Traits::kRows == 1 ? word(kOwnWord) : input.own[r]) >> 6 == batch;
-        return has;
+        // The warp as a whole goes one way: hide() shuffles.
+        return Traits::kRows == 1 ? has : __any_sync(~0u, has) != 0;
       };
       // What must be known of the step after `now`. Nothing here waits or branches, so that it
       // mingles with the exponentials of `now`.

@@ -13,8 +13,8 @@
 
 namespace octopage::cuda {
 
-/// Where a matrix row of the lane begins in Q. Rows and heads that do not exist take the last that does;
-/// nobody reads their results.
+/// Where a matrix row of the lane begins in Q. Rows and heads that do not exist take the last that
+/// does; nobody reads their results.
 __device__ __forceinline__ const uint32_t* query_of_lane(const UnionAttentionParams& p,
                                                          int64_t first_row, int64_t first_head,
                                                          const LaneRows& lane_rows, int h) {

@@ -150,9 +150,7 @@ class StepReader<1> {
     if (steps > 0) words_ = load_step<1>(p, first + min(lane, steps - 1), mask_row).word[0];
   }
   __device__ __forceinline__ int32_t taken() const { return taken_; }
-  __device__ __forceinline__ Step<1> coming() const {
-    return {{__shfl_sync(~0u, words_, taken_)}};
-  }
+  __device__ __forceinline__ Step<1> coming() const { return {{__shfl_sync(~0u, words_, taken_)}}; }
   template <typename First, typename MaskRow>
   __device__ __forceinline__ void take(const UnionAttentionParams&, const First&, int32_t,
                                        const MaskRow&) {
