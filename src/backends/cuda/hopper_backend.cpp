@@ -161,10 +161,11 @@ class CudaSm90aBackend final : public Backend {
                                        .rows = problem.rows,
                                        .status = context.status,
                                        .wide_positions = d.rows.wide_positions ? 1 : 0};
-    const int64_t output_bytes = itemsize(problem.output_dtype);
-    const bool aligned = reinterpret_cast<uintptr_t>(t.output) % 16 == 0 &&
-                         t.stride_output_row * output_bytes % 16 == 0 &&
-                         t.stride_output_head * output_bytes % 16 == 0;
+    const auto aligned = [](const void* data, int64_t row, int64_t head, DType dtype) {
+      const int64_t bytes = itemsize(dtype);
+      return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row * bytes % 16 == 0 &&
+             head * bytes % 16 == 0;
+    };
     constexpr double kLog2e = 1.44269504088896340736;
     const cuda::UnionAttentionParams attention = {
         .lists = workspace.lists,
@@ -189,7 +190,11 @@ class CudaSm90aBackend final : public Backend {
         .shared_selection = problem.layout.selections == 1 ? 1 : 0,
         .query_is_f16 = problem.query_dtype == DType::f16 ? 1 : 0,
         .output_is_f32 = problem.output_dtype == DType::f32 ? 1 : 0,
-        .aligned_output = aligned ? 1 : 0,
+        .aligned_query =
+            aligned(t.query, t.stride_query_row, t.stride_query_head, problem.query_dtype) ? 1 : 0,
+        .aligned_output =
+            aligned(t.output, t.stride_output_row, t.stride_output_head, problem.output_dtype) ? 1
+                                                                                               : 0,
         .most_steps = cuda_sm80_backend().supports(problem) ? most_steps(problem) : 0,
         .selections = problem.layout.selections};
     const bool empty = problem.layout.tokens == 0;

@@ -163,7 +163,8 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     ptx::barrier_wait(shared.full + 8 * at.slot(), at.parity());
   };
   const auto release = [&](const Position<Traits>& at) {
-    if (lane < kArrivingLanes) ptx::barrier_arrive(shared.empty + 8 * at.slot());
+    if ((Traits::kScoresAgain ? LaneRows::anew().lane : lane) < kArrivingLanes)
+      ptx::barrier_arrive(shared.empty + 8 * at.slot());
   };
   const auto address = [&](const Position<Traits>& at) {
     return shared.slots + at.slot() * Traits::kSlotBytes;
@@ -189,7 +190,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
                           shared.query + lane_rows.matrix_row / 64 * (Traits::kQueryBytes / 2),
                           lane_rows, p.query_is_f16 != 0, scale);
     } else {
-      load_query<Traits>(from, query);
+      load_query<Traits>(from, p.aligned_query != 0, lane_rows.lane, query);
     }
   };
   // Before the query of a tile is fetched.
@@ -209,6 +210,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
   while (true) {
     if constexpr (Traits::kF8 && !Traits::kQueryInShared)
       convert_query<Traits>(p.query_is_f16 != 0, query, scale);
+    if constexpr (!Traits::kQueryInShared) arrange_query<Traits>(query, lane);
     const auto word = [&](int i) { return __shfl_sync(~0u, input.header, i); };
     const auto cursor_now = [&] {
       return TileCursor{static_cast<uint32_t>(word(kCursorWord)), word(kCursorWord + 1)};
@@ -223,58 +225,87 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     if (steps > 0) {
       const auto first_step = [&] { return static_cast<uint32_t>(word(kFirstStepWord)); };
       const auto steps_now = [&] { return word(kStepsWord + half_now()); };
-      Step<Traits::kRows> now = {};  // the last one whose scores were issued
-      Position<Traits> keys = position_of(input.steps.coming(), 0), values = keys;
+      // The last step whose scores were issued, and where V of its batch will lie; the step after
+      // it, and where K of its batch will lie.
+      Step<Traits::kRows> now = {}, next = input.steps.coming();
+      Position<Traits> keys = position_of(next.batch(), 0), values = keys;
+      bool uncommon = true;  // something is to be done before the next products
+      bool own = true;       // the next step may have a row's own page
 
-      // What can be done while the products of a step are under way: V of its batch is there, and
-      // finite where nobody has written; the step after it is known.
+      const auto has_own = [&](int32_t batch) {
+        bool has = false;
+#pragma unroll
+        for (int r = 0; r < Traits::kRows; ++r)
+          has |= (Traits::kRows == 1 ? word(kOwnWord) : input.own[r]) >> 6 == batch;
+        // The warp as a whole goes one way: hide() shuffles.
+        return Traits::kRows == 1 ? has : __any_sync(~0u, has) != 0;
+      };
+      // What must be known of the step after `now`. Nothing here waits or branches, so that it
+      // mingles with the exponentials of `now`.
       const auto look_ahead = [&] {
-        now = input.steps.take(p, first_step, steps_now(), mask_row);
-        const int32_t batch = now.batch();
-        values = position_of(batch, 1);
+        input.steps.take(p, first_step, steps_now(), mask_row);
+        next = input.steps.coming();
+        const int32_t batch = next.batch();
+        if constexpr (!Traits::kScoresAgain) keys = position_of(batch, 0);
+        own = input.steps.must_fetch() | has_own(batch);
+        uncommon = input.steps.must_fetch();
+        if constexpr (!Traits::kF8) uncommon |= word(kTailWord) >> 6 == now.batch();
+      };
+      // V of `now` is there, and finite where nobody has written.
+      const auto wait_values = [&] {
         wait_full(values);
         if constexpr (!Traits::kF8) {            // converters have done it
           const int32_t tail = word(kTailWord);  // -1 is no batch's
-          if (__builtin_expect(tail >> 6 == batch, 0)) {
+          if (__builtin_expect(tail >> 6 == now.batch(), 0)) {
             zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes,
                               (tail & 7) + 1);
           }
         }
-        keys = position_of(input.steps.coming(), 0);
       };
       const auto hide = [&] {
-        const int32_t batch = now.batch();
-        int32_t own[Traits::kRows];
-        bool here = false;
+        int32_t own_pages[Traits::kRows];
 #pragma unroll
-        for (int r = 0; r < Traits::kRows; ++r) {
-          own[r] = Traits::kRows == 1 ? word(kOwnWord) : input.own[r];
-          here |= own[r] >> 6 == batch;
-        }
-        if (__builtin_expect(here, 0)) hide_future(scores, batch, own, lane);
+        for (int r = 0; r < Traits::kRows; ++r)
+          own_pages[r] = Traits::kRows == 1 ? word(kOwnWord) : input.own[r];
+        hide_future(scores, now.batch(), own_pages, lane);
       };
       {
-        walk(done + 1, input.steps.coming());
+        walk(done + 1, next.batch());
         wait_full(keys);
         Products<Traits>::issue_scores(scores, query, shared_query, address(keys));
-        const Position<Traits> read = keys;
-        look_ahead();
+        now = next;
+        values = position_of(now.batch(), 1);
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
-        release(read);
+        release(keys);
         hide();
+        look_ahead();
         float correction[2];
         softmax<Traits>(scores, now, scale, state, correction, probabilities, ScoresKept());
       }
       // Scores of a step beside the values of the step before.
       const auto step = [&](uint32_t(&ready)[16], uint32_t(&made)[16]) {
-        walk(now.batch() + 1, input.steps.coming());
-        wait_full(keys);
+        if (__builtin_expect(uncommon, 0)) {
+          if (input.steps.must_fetch()) {
+            input.steps.fetch(p, first_step, steps_now(), mask_row);
+            next = input.steps.coming();
+            keys = position_of(next.batch(), 0);
+          }
+          values = position_of(now.batch(), 1);
+          wait_values();
+        }
+        walk(now.batch() + 1, next.batch());
+        if constexpr (Traits::kScoresAgain) {  // no register for them until now
+          values = position_of(now.batch(), 1);
+          keys = position_of(next.batch(), 0);
+        }
+        ptx::barrier_wait(shared.full + 8 * values.slot(), values.parity(),
+                          shared.full + 8 * keys.slot(), keys.parity());
         ptx::pin(ready);
         Products<Traits>::issue_scores(scores, query, shared_query, address(keys));
         Products<Traits>::issue_values(sums, ready, address(values));
         const Position<Traits> read_keys = keys, read_values = values;
-        look_ahead();
+        now = next;
         if constexpr (Traits::kOneProbabilitySet) {
           ptx::wgmma_wait<0>();
           ptx::pin(sums);
@@ -283,19 +314,22 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           ptx::wgmma_wait<1>();
         }
         ptx::pin(scores);
+        const auto keys_of_now = [&] { return position_of(now.batch(), 0); };
+        if constexpr (!Traits::kScoresAgain) release(read_keys);
+        if constexpr (Traits::kScoresAgain) own = has_own(now.batch());
+        if (__builtin_expect(own, 0)) hide();
+        if constexpr (!Traits::kScoresAgain) values = position_of(now.batch(), 1);
+        look_ahead();
         float correction[2];
         bool redone;
         if constexpr (Traits::kScoresAgain) {
-          hide();
           redone = softmax<Traits>(scores, now, scale, state, correction, made, [&] {
-            Products<Traits>::scores_of_warp(scores, query, shared_query, address(read_keys));
+            Products<Traits>::scores_of_warp(scores, query, shared_query, address(keys_of_now()));
             __syncwarp();  // all have read; lane 0 reports
             hide();
           });
-          release(read_keys);
+          release(keys_of_now());
         } else {
-          release(read_keys);
-          hide();
           redone = softmax<Traits>(scores, now, scale, state, correction, made, ScoresKept());
         }
         ptx::pin(made);
@@ -316,23 +350,25 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
       if constexpr (Traits::kOneProbabilitySet) {
         while (left() > 0) step(probabilities, probabilities);
       } else {
-        uint32_t more[16];
+        uint32_t made[16];
         const auto step_and_move = [&] {
-          step(probabilities, more);
+          step(probabilities, made);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) probabilities[i] = more[i];
+          for (int i = 0; i < 16; ++i) probabilities[i] = made[i];
           ptx::pin(probabilities);
         };
         if constexpr (Traits::kScoresAgain) {
           while (left() > 0) step_and_move();
         } else {
           while (left() >= 2) {
-            step(probabilities, more);
-            step(more, probabilities);
+            step(probabilities, made);
+            step(made, probabilities);
           }
           if (left() != 0) step_and_move();
         }
       }
+      values = position_of(now.batch(), 1);
+      wait_values();
       ptx::pin(probabilities);
       Products<Traits>::issue_values(sums, probabilities, address(values));
 #pragma unroll

@@ -8,26 +8,11 @@
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/union/params.hpp"
+#include "backends/cuda/union/quad.cuh"
 #include "backends/cuda/union/softmax.cuh"
 #include "backends/cuda/union/traits.cuh"
 
 namespace octopage::cuda {
-
-/// Turns four packed pairs of eight-column tiles of a quad of lanes around: lane i gets the eight
-/// columns of tile i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&pairs)[4], int lane) {
-  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const uint32_t got = __shfl_xor_sync(~0u, odd ? pairs[j] : pairs[j + 1], 1);
-    (odd ? pairs[j] : pairs[j + 1]) = got;
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const uint32_t got = __shfl_xor_sync(~0u, upper ? pairs[j] : pairs[j + 2], 2);
-    (upper ? pairs[j] : pairs[j + 2]) = got;
-  }
-}
 
 /// Writes the lane's part of one row as f32: sums times `factor`.
 template <typename Traits>

@@ -203,6 +203,7 @@ struct UnionAttentionParams {
   int32_t shared_selection;  ///< all groups share one
   int32_t query_is_f16;      ///< else bf16
   int32_t output_is_f32;     ///< else the query's type
+  int32_t aligned_query;     ///< 16-byte loads are possible
   int32_t aligned_output;    ///< 16-byte stores are possible
   /// Beyond so many steps per batch of entries, in 256ths, a row by row kernel is faster: this one
   /// does nothing but say so in lists.row_by_row. 0: there is no such kernel to follow.

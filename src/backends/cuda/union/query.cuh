@@ -7,21 +7,21 @@
 #include <cstdint>
 
 #include "backends/cuda/device/convert.cuh"
+#include "backends/cuda/union/quad.cuh"
 #include "backends/cuda/union/tiles.cuh"
 #include "backends/cuda/union/traits.cuh"
 
 namespace octopage::cuda {
 
-/// Where the lane's elements of Q begin. Rows and heads that do not exist take the last that does;
-/// nobody reads their results.
+/// Where a matrix row of the lane begins in Q. Rows and heads that do not exist take the last that
+/// does; nobody reads their results.
 __device__ __forceinline__ const uint32_t* query_of_lane(const UnionAttentionParams& p,
                                                          int64_t first_row, int64_t first_head,
                                                          const LaneRows& lane_rows, int h) {
   const int64_t row = min(first_row + lane_rows.row(p, h), p.rows - 1);
   const int64_t head = first_head + min(lane_rows.head(p, h), p.heads_per_group - 1);
   return reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(p.query) +
-                                           row * p.stride_query_row + head * p.stride_query_head +
-                                           lane_rows.lane % 4 * 2);
+                                           row * p.stride_query_row + head * p.stride_query_head);
 }
 
 /// Brings matrix rows into f16's range: a power of two, of which their largest finite element
@@ -72,16 +72,44 @@ struct LargestMagnitude {
   }
 };
 
-/// Q of the lane's rows as A fragments, 16 dims to a fragment, as it is stored.
+/// Q of the lane's rows as it is stored, eight columns out of 32 to a lane, where their fragments
+/// will lie. arrange_query() moves them there.
 template <typename Traits, int kCount>
-__device__ __forceinline__ void load_query(const uint32_t* const (&from)[2],
+__device__ __forceinline__ void load_query(const uint32_t* const (&from)[2], bool aligned, int lane,
                                            uint32_t (&query)[kCount]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
+    const uint32_t* row = from[h] + lane % 4 * 4;
 #pragma unroll
-    for (int i = 0; i < Traits::kDim / 16; ++i) {
-      query[4 * i + h] = __ldg(from[h] + 8 * i);
-      query[4 * i + h + 2] = __ldg(from[h] + 8 * i + 4);
+    for (int i = 0; i < Traits::kDim / 32; ++i) {
+      uint4 pairs;
+      if (aligned) {
+        pairs = __ldg(reinterpret_cast<const uint4*>(row + 16 * i));
+      } else {
+        pairs = make_uint4(__ldg(row + 16 * i), __ldg(row + 16 * i + 1), __ldg(row + 16 * i + 2),
+                           __ldg(row + 16 * i + 3));
+      }
+      query[8 * i + h] = pairs.x;
+      query[8 * i + h + 2] = pairs.y;
+      query[8 * i + h + 4] = pairs.z;
+      query[8 * i + h + 6] = pairs.w;
+    }
+  }
+}
+
+/// What load_query() brought becomes A fragments, 16 columns to a fragment. All lanes of the warp.
+template <typename Traits, int kCount>
+__device__ __forceinline__ void arrange_query(uint32_t (&query)[kCount], int lane) {
+#pragma unroll
+  for (int i = 0; i < Traits::kDim / 32; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pairs[j] = query[8 * i + h + 2 * j];
+      transpose_quad(pairs, lane);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) query[8 * i + h + 2 * j] = pairs[j];
     }
   }
 }
@@ -118,7 +146,8 @@ __device__ __forceinline__ void share_query(const uint32_t* const (&from)[2], ui
     LargestMagnitude largest(is_f16);
     if constexpr (Traits::kF8) {
 #pragma unroll 4
-      for (int i = 0; i < Traits::kDim / 8; ++i) largest.take(__ldg(from[h] + 4 * i));
+      for (int i = 0; i < Traits::kDim / 8; ++i)
+        largest.take(__ldg(from[h] + lane_rows.lane % 4 + 4 * i));
     }
     float unchanged = 1.0f;
     const QueryScale into_range(largest.of_quad(), is_f16,
@@ -128,7 +157,7 @@ __device__ __forceinline__ void share_query(const uint32_t* const (&from)[2], ui
     for (int i = 0; i < Traits::kDim / 8; ++i) {  // eight columns at a time
       const uint32_t at =
           shared + i / 8 * 8192 + row * 128 + ((i % 8 ^ row % 8) << 4) + lane_rows.lane % 4 * 4;
-      uint32_t pair = __ldg(from[h] + 4 * i);
+      uint32_t pair = __ldg(from[h] + lane_rows.lane % 4 + 4 * i);
       if constexpr (Traits::kF8) pair = into_range.scaled(pair, is_f16);
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair) : "memory");
     }

@@ -120,19 +120,19 @@ class StepReader {
     if (steps > 1) next_ = load_step<kRows>(p, first + 1, mask_row);
   }
   __device__ __forceinline__ int32_t taken() const { return taken_; }
-  /// Batch of the step that is taken next; anything where none is left.
-  __device__ __forceinline__ int32_t coming() const {
-    return __shfl_sync(~0u, batch_of_step(coming_.word[0]), 0);
-  }
+  /// The step that is taken next; anything where none is left, or fetch() is needed first.
+  __device__ __forceinline__ Step<kRows> coming() const { return coming_; }
   template <typename First, typename MaskRow>
-  __device__ __forceinline__ Step<kRows> take(const UnionAttentionParams& p, const First& first,
-                                              int32_t steps, const MaskRow& mask_row) {
-    const Step<kRows> step = coming_;
+  __device__ __forceinline__ void take(const UnionAttentionParams& p, const First& first,
+                                       int32_t steps, const MaskRow& mask_row) {
     coming_ = next_;
     ++taken_;
     if (taken_ + 1 < steps) next_ = load_step<kRows>(p, first() + taken_ + 1, mask_row());
-    return step;
   }
+  __device__ __forceinline__ bool must_fetch() const { return false; }
+  template <typename First, typename MaskRow>
+  __device__ __forceinline__ void fetch(const UnionAttentionParams&, const First&, int32_t,
+                                        const MaskRow&) {}
 
  private:
   Step<kRows> coming_, next_;
@@ -150,20 +150,20 @@ class StepReader<1> {
     if (steps > 0) words_ = load_step<1>(p, first + min(lane, steps - 1), mask_row).word[0];
   }
   __device__ __forceinline__ int32_t taken() const { return taken_; }
-  __device__ __forceinline__ int32_t coming() const {
-    return batch_of_step(__shfl_sync(~0u, words_, taken_));
-  }
+  __device__ __forceinline__ Step<1> coming() const { return {{__shfl_sync(~0u, words_, taken_)}}; }
   template <typename First, typename MaskRow>
-  __device__ __forceinline__ Step<1> take(const UnionAttentionParams& p, const First& first,
-                                          int32_t steps, const MaskRow& mask_row) {
-    const Step<1> step = {{__shfl_sync(~0u, words_, taken_)}};
+  __device__ __forceinline__ void take(const UnionAttentionParams&, const First&, int32_t,
+                                       const MaskRow&) {
     ++taken_;
-    if (__builtin_expect(taken_ % 32 == 0 && taken_ < steps, 0)) {
-      int lane;
-      asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-      words_ = load_step<1>(p, first() + min(taken_ + lane, steps - 1), mask_row()).word[0];
-    }
-    return step;
+  }
+  /// Whether the steps that the lanes hold are used up.
+  __device__ __forceinline__ bool must_fetch() const { return taken_ % 32 == 0; }
+  template <typename First, typename MaskRow>
+  __device__ __forceinline__ void fetch(const UnionAttentionParams& p, const First& first,
+                                        int32_t steps, const MaskRow& mask_row) {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    words_ = load_step<1>(p, first() + min(taken_ + lane, steps - 1), mask_row()).word[0];
   }
 
  private:

@@ -69,7 +69,8 @@ struct UnionTraits {
       (kSharedBytesOfCta - kStaticBytes - kBarrierBytes - kQueryBytes) / kSlotBytes;
   static constexpr int kRawSlots = !kF8 ? 0 : kSlotsThatFit >= 12 ? 4 : 2;
   static constexpr int kSlots = kSlotsThatFit - kRawSlots < 16 ? kSlotsThatFit - kRawSlots : 16;
-  // A half that holds V of one batch waits for V of the next but one at most.
+  // A half that holds V of one batch waits for K of the next but one at most: four slots, and one
+  // to spare.
   static_assert(kSlots >= 5, "the ring would lock up");
   static_assert(2 * (kSlots + kRawSlots) * 8 <= kBarrierBytes);
   static constexpr int kSharedBytes =

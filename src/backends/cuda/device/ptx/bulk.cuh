@@ -45,6 +45,27 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+/// Waits for two barriers, asking both before it waits for either.
+__device__ __forceinline__ void barrier_wait(uint32_t a, uint32_t parity_a, uint32_t b,
+                                             uint32_t parity_b) {
+  int both;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 q, [%3], %4;\n"
+      "and.pred p, p, q;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(both)
+      : "r"(a), "r"(parity_a), "r"(b), "r"(parity_b)
+      : "memory");
+  if (__builtin_expect(both == 0, 0)) {
+    barrier_wait(a, parity_a);
+    barrier_wait(b, parity_b);
+  }
+}
+
 /// Orders this thread's writes to shared memory before later reads by copies and matrix products.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
