@@ -280,8 +280,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         release(keys);
         hide();
         look_ahead();
-        float correction[2];
-        softmax<Traits>(scores, now, scale, state, correction, probabilities, ScoresKept());
+        state = first_softmax<Traits>(scores, now, scale, probabilities);
       }
       // Scores of a step beside the values of the step before.
       const auto step = [&](uint32_t(&ready)[16], uint32_t(&made)[16]) {
