@@ -15,12 +15,36 @@
 
 namespace octopage::cuda {
 
+/// Behind so many batches of a tile the next one's lists are prefetched: the ring is full by then.
+inline constexpr int32_t kPrefetchBatch = 8;
+
+/// Asks L2 for the lists of a tile: they were written before all pages of the call were read. All
+/// lanes of a warp.
+__device__ __forceinline__ void prefetch_lists(const UnionAttentionParams& p,
+                                               const TileCursor& cursor, int lane) {
+  const TileHeader* header = cursor.header(p);
+  const uint32_t list = cursor.list(p), capacity = static_cast<uint32_t>(p.lists.capacity);
+  constexpr int kLine = 128 / sizeof(int32_t);
+  const int32_t* pages =
+      p.lists.pages + (list * capacity + header->first_batch + header->begin) * kBatchPages;
+  for (int32_t i = lane * kLine; i < (header->end - header->begin) * kBatchPages; i += 32 * kLine)
+    ptx::prefetch_l2(pages + i);
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t* steps =
+        p.lists.steps + ((list * 2 + half) * capacity + header->first_step[half]) *
+                            static_cast<uint32_t>(p.lists.half_rows);
+    for (int32_t i = lane * kLine; i < header->steps[half] * p.lists.half_rows; i += 32 * kLine)
+      ptx::prefetch_l2(steps + i);
+  }
+}
+
 /// Calls `copy(page, group, tail)` on every lane for every batch of the CTA: the page of lane
 /// `slot_page` of each batch, known one batch ahead, and the tile's tail where it lies in this
-/// batch, else -1.
+/// batch, else -1. A warp that is `scout` prefetches the next tile's lists.
 template <typename Copy>
 __device__ __forceinline__ void for_each_batch(const UnionAttentionParams& p, int slot_page,
-                                               const Copy& copy) {
+                                               bool scout, const Copy& copy) {
   for (TileCursor cursor = {blockIdx.x, 0}; cursor.valid(p);) {
     const TileHeader* header = cursor.header(p);
     const int32_t begin = __shfl_sync(~0u, header->begin, 0);
@@ -37,6 +61,11 @@ __device__ __forceinline__ void for_each_batch(const UnionAttentionParams& p, in
       const int32_t next = batch + 1 < end ? pages[(batch + 1) * kBatchPages] : -1;
       copy(page, group, tail >> 6 == batch ? tail : -1);
       page = next;
+      if (scout && batch == begin + kPrefetchBatch) {
+        TileCursor coming = cursor;
+        coming.advance(header->last != 0);
+        if (coming.valid(p)) prefetch_lists(p, coming, static_cast<int>(threadIdx.x) % 32);
+      }
     }
     cursor.advance(header->last != 0);
   }
@@ -51,7 +80,7 @@ __device__ __forceinline__ void produce(const UnionAttentionParams& p, const CUt
   const int lane = threadIdx.x % 32;
   const int slot_page = warp * kPagesOfWarp + min(lane, kPagesOfWarp - 1);
   uint32_t position = 0;
-  for_each_batch(p, slot_page, [&](int32_t page, int32_t group, int32_t) {
+  for_each_batch(p, slot_page, warp == 0, [&](int32_t page, int32_t group, int32_t) {
 #pragma unroll
     for (int part = 0; part < 2; ++part, ++position) {  // K, V
       const Position<Traits> at(position);
@@ -78,7 +107,7 @@ __device__ __forceinline__ void produce_raw(const UnionAttentionParams& p, const
   const int lane = threadIdx.x % 32;
   const int slot_page = min(lane, kBatchPages - 1);
   uint32_t position = 0;
-  for_each_batch(p, slot_page, [&](int32_t page, int32_t group, int32_t) {
+  for_each_batch(p, slot_page, true, [&](int32_t page, int32_t group, int32_t) {
     const RingPosition<Traits::kRawSlots> at(position++);
     ptx::barrier_wait(shared.empty_raw + 8 * at.slot(), at.parity() ^ 1);
     if (lane == 0)
@@ -202,7 +231,7 @@ __device__ __forceinline__ void convert(const UnionAttentionParams& p,
   const int lane = threadIdx.x % 32;
   const Converter<Traits> converter(warp, lane);
   uint32_t batch = 0;
-  for_each_batch(p, 0, [&](int32_t, int32_t, int32_t tail) {
+  for_each_batch(p, 0, false, [&](int32_t, int32_t, int32_t tail) {
     const RingPosition<Traits::kRawSlots> raw(batch);
     ptx::barrier_wait(shared.full_raw + 8 * raw.slot(), raw.parity());
     const auto part = [&](auto which) {
