@@ -89,11 +89,10 @@ class CudaSm90aBackend final : public Backend {
     const Support shape = supports_shape(kName, problem);
     if (!shape) return shape;
     if (problem.batch_invariant) return no("batch-invariant calls need tiles of one row");
-    if (!cuda::has_union_instance(problem.query_dtype, problem.cache_dtype, problem.dim)) {
-      return no(fmt::format(
-          "kv_cache must have the query's dtype, or f8_e4m3fn with head dims 64, 128, 192; these "
-          "are {}, {} and {}",
-          name(problem.query_dtype), name(problem.cache_dtype), problem.dim));
+    if (!cuda::has_union_instance(problem.query_dtype, problem.cache_dtype)) {
+      return no(
+          fmt::format("kv_cache must have the query's dtype, or f8_e4m3fn; these are {} and {}",
+                      name(problem.query_dtype), name(problem.cache_dtype)));
     }
     const Problem::Layout& layout = problem.layout;
     if (!layout.positive_scale)
