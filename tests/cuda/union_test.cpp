@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <tuple>
+#include <utility>
 
 #include "backends/cuda/runtime/runtime.hpp"
 #include "backends/cuda/union/params.hpp"
