@@ -80,24 +80,25 @@ __device__ __forceinline__ void produce(const UnionAttentionParams& p, const CUt
   const int lane = threadIdx.x % 32;
   const int slot_page = warp * kPagesOfWarp + min(lane, kPagesOfWarp - 1);
   uint32_t position = 0;
-  for_each_batch(p, slot_page, warp == 0, [&](int32_t page, int32_t group, int32_t) {
+  for_each_batch(p, slot_page, Traits::kPrefetchesLists && warp == 0,
+                 [&](int32_t page, int32_t group, int32_t) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part, ++position) {  // K, V
-      const Position<Traits> at(position);
-      ptx::barrier_wait(shared.empty + 8 * at.slot(), at.parity() ^ 1);
-      if (lane == 0) {
-        ptx::barrier_arrive_expecting(shared.full + 8 * at.slot(),
-                                      kPagesOfWarp * Traits::kPageBytes);
-      }
-      __syncwarp();
-      if (lane < kPagesOfWarp) {
-        ptx::tensor_copy(
-            shared.slots + at.slot() * Traits::kSlotBytes + slot_page * Traits::kPageBytes, map, 0,
-            page * static_cast<int32_t>(kPageTokens), part * Traits::kChunks, group,
-            shared.full + 8 * at.slot());
-      }
-    }
-  });
+                   for (int part = 0; part < 2; ++part, ++position) {  // K, V
+                     const Position<Traits> at(position);
+                     ptx::barrier_wait(shared.empty + 8 * at.slot(), at.parity() ^ 1);
+                     if (lane == 0) {
+                       ptx::barrier_arrive_expecting(shared.full + 8 * at.slot(),
+                                                     kPagesOfWarp * Traits::kPageBytes);
+                     }
+                     __syncwarp();
+                     if (lane < kPagesOfWarp) {
+                       ptx::tensor_copy(shared.slots + at.slot() * Traits::kSlotBytes +
+                                            slot_page * Traits::kPageBytes,
+                                        map, 0, page * static_cast<int32_t>(kPageTokens),
+                                        part * Traits::kChunks, group, shared.full + 8 * at.slot());
+                     }
+                   }
+                 });
 }
 
 /// Copies every batch of an f8 cache to its raw slots: lane i page i.

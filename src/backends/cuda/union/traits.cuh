@@ -89,6 +89,8 @@ struct UnionTraits {
   static constexpr int kFullArrivals = kF8 ? kConverterWarps * kArrivingLanes : kProducerWarps;
   static constexpr int kFillerRegisters = kF8 && kFillerWarpgroups == 1 ? 40 : 24;
   static constexpr int kConsumerRegisters = kF8 ? 232 : 240;
+  /// Whether a filler prefetches the next tile's lists. The compiler spills for it at head dim 256.
+  static constexpr bool kPrefetchesLists = kDim < 256 || kF8;
 
   /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the batch is looked
   /// at again. They are stored in Element, and multiply V.
