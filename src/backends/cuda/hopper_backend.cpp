@@ -47,7 +47,7 @@ int32_t most_steps(const Problem& problem) {
   const double up_to_16 = problem.dim == 64    ? (f8 ? 0.60 : 0.54)
                           : problem.dim == 128 ? (f8 ? 0.75 : 0.88)
                           : problem.dim == 192 ? (f8 ? 0.75 : 1.0)
-                                               : 1.0;
+                                               : (f8 ? 0.58 : 1.0);
   const auto passes = static_cast<double>((problem.heads_per_group + 15) / 16);
   const double most = passes == 1 ? up_to_16 : 0.87 * passes * up_to_16;
   return most >= 1.0 ? 0 : static_cast<int32_t>(most * 256);
@@ -89,11 +89,10 @@ class CudaSm90aBackend final : public Backend {
     const Support shape = supports_shape(kName, problem);
     if (!shape) return shape;
     if (problem.batch_invariant) return no("batch-invariant calls need tiles of one row");
-    if (!cuda::has_union_instance(problem.query_dtype, problem.cache_dtype, problem.dim)) {
-      return no(fmt::format(
-          "kv_cache must have the query's dtype, or f8_e4m3fn with head dims 64, 128, 192; these "
-          "are {}, {} and {}",
-          name(problem.query_dtype), name(problem.cache_dtype), problem.dim));
+    if (!cuda::has_union_instance(problem.query_dtype, problem.cache_dtype)) {
+      return no(
+          fmt::format("kv_cache must have the query's dtype, or f8_e4m3fn; these are {} and {}",
+                      name(problem.query_dtype), name(problem.cache_dtype)));
     }
     const Problem::Layout& layout = problem.layout;
     if (!layout.positive_scale)

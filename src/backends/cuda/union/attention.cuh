@@ -169,6 +169,15 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
   const auto address = [&](const Position<Traits>& at) {
     return shared.slots + at.slot() * Traits::kSlotBytes;
   };
+  // V of a batch is there, and finite where nobody has written.
+  const auto wait_values = [&](const Position<Traits>& values, int32_t batch, int32_t tail) {
+    wait_full(values);
+    if constexpr (!Traits::kF8) {                     // converters have done it
+      if (__builtin_expect(tail >> 6 == batch, 0)) {  // -1 is no batch's
+        zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes, (tail & 7) + 1);
+      }
+    }
+  };
   // Batches from `batch` to `end` that only the other half uses.
   const auto walk = [&](int32_t batch, int32_t end) {
 #pragma unroll 1
@@ -203,8 +212,9 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
 
   const TileCursor first_tile = {blockIdx.x, 0};
   if (!first_tile.valid(p)) return;
-  TileInput<Traits::kRows> input =
-      load_tile<Traits::kRows>(p, first_tile, half, mask_row(), first_lane_rows);
+  TileInput<Traits::kRows> input;
+  input.load_header(p, first_tile, first_lane_rows);
+  input.load_steps(p, first_tile, half, mask_row(), first_lane_rows);
   reset_scale();
   fetch_query(first_tile, first_tile.row(p), first_lane_rows);
   while (true) {
@@ -251,17 +261,6 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         uncommon = input.steps.must_fetch();
         if constexpr (!Traits::kF8) uncommon |= word(kTailWord) >> 6 == now.batch();
       };
-      // V of `now` is there, and finite where nobody has written.
-      const auto wait_values = [&] {
-        wait_full(values);
-        if constexpr (!Traits::kF8) {            // converters have done it
-          const int32_t tail = word(kTailWord);  // -1 is no batch's
-          if (__builtin_expect(tail >> 6 == now.batch(), 0)) {
-            zero_tail<Traits>(address(values) + (tail >> 3 & 7) * Traits::kPageBytes,
-                              (tail & 7) + 1);
-          }
-        }
-      };
       const auto hide = [&] {
         int32_t own_pages[Traits::kRows];
 #pragma unroll
@@ -280,8 +279,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
         release(keys);
         hide();
         look_ahead();
-        float correction[2];
-        softmax<Traits>(scores, now, scale, state, correction, probabilities, ScoresKept());
+        state = first_softmax<Traits>(scores, now, scale, probabilities);
       }
       // Scores of a step beside the values of the step before.
       const auto step = [&](uint32_t(&ready)[16], uint32_t(&made)[16]) {
@@ -292,7 +290,7 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
             keys = position_of(next.batch(), 0);
           }
           values = position_of(now.batch(), 1);
-          wait_values();
+          wait_values(values, now.batch(), word(kTailWord));
         }
         walk(now.batch() + 1, next.batch());
         if constexpr (Traits::kScoresAgain) {  // no register for them until now
@@ -367,8 +365,31 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
           if (left() != 0) step_and_move();
         }
       }
-      values = position_of(now.batch(), 1);
-      wait_values();
+      done = now.batch();
+    }
+
+    // The next tile's loads are under way while this one is finished.
+    const int32_t row = word(kRowWord), rows = word(kRowsWord), end = word(kEndWord);
+    const int32_t tail = word(kTailWord);
+    const bool last = word(kLastWord) != 0;
+    const auto live = static_cast<uint32_t>(word(kLiveWord));
+    const LaneRows lane_rows = LaneRows::anew();
+    TileCursor cursor = cursor_now();
+    const int64_t first_head = int64_t{cursor.group(p)} * p.heads_per_group;
+    const int32_t split = cursor.split(p);
+    cursor.advance(last);
+    const bool more = cursor.valid(p);
+    const int32_t next_row = last ? cursor.row(p) : row + rows;
+    const auto fetch_steps = [&] {
+      input.load_steps(p, cursor, half_now(), mask_row(), lane_rows);
+    };
+    if (more) {
+      if constexpr (!Traits::kOneProbabilitySet) input.load_header(p, cursor, lane_rows);
+      if constexpr (!Traits::kQueryInShared) fetch_query(cursor, next_row, lane_rows);
+    }
+    if (steps > 0) {
+      const Position<Traits> values = position_of(done, 1);
+      wait_values(values, done, tail);
       ptx::pin(probabilities);
       Products<Traits>::issue_values(sums, probabilities, address(values));
 #pragma unroll
@@ -379,30 +400,11 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
       ptx::wgmma_wait<0>();
       ptx::pin(sums);
       release(values);
-      done = now.batch();
     }
-    const int32_t row = word(kRowWord), rows = word(kRowsWord), end = word(kEndWord);
-    const bool last = word(kLastWord) != 0;
-    const auto live = static_cast<uint32_t>(word(kLiveWord));
     walk(done + 1, end);
     first += static_cast<uint32_t>(end);
-
-    const LaneRows lane_rows = LaneRows::anew();
-    TileCursor cursor = cursor_now();
-    const int64_t first_head = int64_t{cursor.group(p)} * p.heads_per_group;
-    const int32_t split = cursor.split(p);
-    cursor.advance(last);
-    const bool more = cursor.valid(p);
-    const int32_t next_row = last ? cursor.row(p) : row + rows;
-    // Where registers allow it, the next tile's loads are under way while this one is written.
-    const auto fetch_tile = [&] {
-      input = load_tile<Traits::kRows>(p, cursor, half_now(), mask_row(), lane_rows);
-    };
-    if constexpr (!Traits::kOneProbabilitySet) {
-      if (more) fetch_tile();
-    }
-    if constexpr (!Traits::kQueryInShared) {
-      if (more) fetch_query(cursor, next_row, lane_rows);
+    if constexpr (!Traits::kOneProbabilitySet) {  // elsewhere there is no register for them
+      if (more) fetch_steps();
     }
     const float output_scale =
         Traits::kF8 ? p.output_scale * (p.v_scale != nullptr ? *p.v_scale : 1.0f) : 1.0f;
@@ -425,7 +427,10 @@ __device__ __forceinline__ void consume(const UnionAttentionParams& p,
     }
     reset_scale();
     if (!more) return;
-    if constexpr (Traits::kOneProbabilitySet) fetch_tile();
+    if constexpr (Traits::kOneProbabilitySet) {
+      input.load_header(p, cursor, lane_rows);
+      fetch_steps();
+    }
     if constexpr (Traits::kQueryInShared) fetch_query(cursor, next_row, lane_rows);
   }
 }

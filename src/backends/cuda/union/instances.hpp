@@ -23,6 +23,8 @@ void union_attention_128_f8(const UnionAttentionParams& params, const CUtensorMa
                             void* stream);
 void union_attention_192_f8(const UnionAttentionParams& params, const CUtensorMap& map, int grid,
                             void* stream);
+void union_attention_256_f8(const UnionAttentionParams& params, const CUtensorMap& map, int grid,
+                            void* stream);
 
 }  // namespace octopage::cuda
 

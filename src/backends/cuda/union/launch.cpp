@@ -43,12 +43,12 @@ CUtensorMapDataType map_type(DType dtype) {
 }
 
 /// [groups, chunks of K and V, tokens, elements of 128 bytes]. A copy takes one page of K or of V,
-/// of f8 both. A cache without a token has one that no page id names.
+/// or of f8 both, see f8_copies(). A cache without a token has one that no page id names.
 CUtensorMap encode(const PageSourceMap& source) {
   const int64_t element_bytes = itemsize(source.dtype);
   const int64_t chunk_elements = kChunkBytes / element_bytes;
   const int64_t chunks = 2 * source.dim / chunk_elements;
-  const int64_t chunks_of_copy = element_bytes == 1 ? chunks : chunks / 2;
+  const int64_t chunks_of_copy = chunks / (element_bytes == 1 ? f8_copies(source.dim) : 2);
   const auto tokens = static_cast<cuuint64_t>(std::max<int64_t>(source.tokens, 1));
   const cuuint64_t shape[4] = {static_cast<cuuint64_t>(chunk_elements), tokens,
                                static_cast<cuuint64_t>(chunks),
@@ -90,14 +90,15 @@ void launch_attention(const UnionAttentionParams& params, const CUtensorMap& map
       return f8 ? union_attention_192_f8(params, map, grid, stream)
                 : union_attention_192(cache, params, map, grid, stream);
     default:
-      return union_attention_256(cache, params, map, grid, stream);
+      return f8 ? union_attention_256_f8(params, map, grid, stream)
+                : union_attention_256(cache, params, map, grid, stream);
   }
 }
 
 }  // namespace
 
-bool has_union_instance(DType query, DType cache, int64_t dim) {
-  return query == cache || (cache == DType::f8_e4m3fn && dim < 256);
+bool has_union_instance(DType query, DType cache) {
+  return query == cache || cache == DType::f8_e4m3fn;
 }
 
 void launch_union_path(const UnionsParams& unions, int64_t selections,

@@ -14,7 +14,7 @@ namespace octopage::cuda {
 bool unions_fit(int64_t heads_per_group, int64_t region_count);
 
 /// True where the attention kernel has an instance.
-bool has_union_instance(DType query, DType cache, int64_t dim);
+bool has_union_instance(DType query, DType cache);
 
 /// The pages of a cache as copies see them.
 struct PageSourceMap {

@@ -30,6 +30,12 @@ inline constexpr int kUnionThreads = 256;
 inline constexpr int kMostSplitShift = 4;
 inline constexpr int kSharedBytesOfCta = 232448;  // 227 KiB
 
+/// Copies that bring a page of an f8 cache: one of K and V, or, where shared memory is short, two.
+/// The border between K and V of head dims 64 and 192 lies within a chunk of 128 bytes.
+constexpr int f8_copies(int64_t dim) {
+  return dim < 256 ? 1 : 2;
+}
+
 /// Rows of a tile whose groups have that many heads: heads are padded to a power of two from 4.
 constexpr int head_shift(int64_t heads_per_group) {
   int shift = 2;

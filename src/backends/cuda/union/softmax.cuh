@@ -39,6 +39,76 @@ __device__ __forceinline__ void sum_rows(const uint32_t (&probabilities)[16], fl
   sum[1] += odd[1];
 }
 
+/// True where the lane's row h selected page j of a batch. `words`: a step's.
+template <typename Traits>
+__device__ __forceinline__ bool selected(const uint32_t (&words)[Traits::kRows], int h, int j) {
+  return (mask_of_step(words[h % Traits::kRows]) >> j & 1) != 0;
+}
+
+/// Maximum over the pages of a batch that row h selected, of all four lanes; -inf without one.
+template <typename Traits>
+__device__ __forceinline__ float largest_selected(const float (&scores)[32],
+                                                  const uint32_t (&words)[Traits::kRows],
+                                                  const float (&scale)[Traits::kScales], int h) {
+  const float factor = scale[h % Traits::kScales];
+  float largest = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < kBatchPages; ++j) {
+    if (selected<Traits>(words, h, j)) {
+      largest =
+          fmaxf(largest, fmaxf(scores[4 * j + 2 * h] * factor, scores[4 * j + 2 * h + 1] * factor));
+    }
+  }
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+}
+
+/// What is added to scores whose maximum this is.
+__device__ __forceinline__ float shift_of(float largest) {
+  return largest == -INFINITY ? 0.0f : -largest;
+}
+
+/// Probabilities of the pages that each row selected, and their sums.
+template <typename Traits>
+__device__ __forceinline__ void exponentiate_selected(const float (&scores)[32],
+                                                      const uint32_t (&words)[Traits::kRows],
+                                                      const float (&scale)[Traits::kScales],
+                                                      const float (&shift)[2],
+                                                      uint32_t (&probabilities)[16],
+                                                      float (&sum)[2]) {
+  const typename Traits::Element tag = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float factor = scale[h % Traits::kScales];
+#pragma unroll
+    for (int j = 0; j < kBatchPages; ++j) {
+      const float low = ptx::exp2_approx(fmaf(scores[4 * j + 2 * h], factor, shift[h]));
+      const float high = ptx::exp2_approx(fmaf(scores[4 * j + 2 * h + 1], factor, shift[h]));
+      probabilities[2 * j + h] = selected<Traits>(words, h, j) ? device::pack(tag, low, high) : 0u;
+    }
+  }
+  ptx::pin(probabilities);
+  sum_rows<Traits>(probabilities, sum);
+  ptx::pin(sum);
+}
+
+/// softmax() of a row's first batch, before which there was nothing.
+template <typename Traits>
+__device__ __forceinline__ SoftmaxState first_softmax(const float (&scores)[32],
+                                                      const Step<Traits::kRows>& step,
+                                                      const float (&scale)[Traits::kScales],
+                                                      uint32_t (&probabilities)[16]) {
+  SoftmaxState state;
+  float shift[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    state.largest[h] = largest_selected<Traits>(scores, step.word, scale, h);
+    shift[h] = shift_of(state.largest[h]);
+  }
+  exponentiate_selected<Traits>(scores, step.word, scale, shift, probabilities, state.normaliser);
+  return state;
+}
+
 /// For softmax() where the scores outlive its first look.
 struct ScoresKept {
   __device__ __forceinline__ void operator()() const {}
@@ -56,15 +126,12 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
                                         float (&correction)[2], uint32_t (&probabilities)[16],
                                         const BringBack& bring_back) {
   const typename Traits::Element tag = {};
-  const auto selected = [&](int h, int j) {
-    return (mask_of_step(step.word[h % Traits::kRows]) >> j & 1) != 0;
-  };
 #pragma unroll
   for (int j = 0; j < kBatchPages; ++j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A page that the row did not select adds -inf: 0, or NaN where the score is not finite.
-      const float shift = selected(h, j) ? -state.largest[h] : -INFINITY;
+      const float shift = selected<Traits>(step.word, h, j) ? -state.largest[h] : -INFINITY;
       const float factor = scale[h % Traits::kScales];
       probabilities[2 * j + h] =
           device::pack(tag, ptx::exp2_approx(fmaf(scores[4 * j + 2 * h], factor, shift)),
@@ -81,14 +148,11 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
     uint32_t words[Traits::kRows];
 #pragma unroll
     for (int r = 0; r < Traits::kRows; ++r) words[r] = __shfl_xor_sync(~0u, step.word[r], 0);
-    const auto selected = [&](int h, int j) {
-      return (mask_of_step(words[h % Traits::kRows]) >> j & 1) != 0;
-    };
     if constexpr (!std::is_same_v<BringBack, ScoresKept>) {
       // Where only foreign pages are too large, the scores are not needed.
 #pragma unroll
       for (int i = 0; i < 16; ++i)
-        probabilities[i] = selected(i % 2, i / 2) ? probabilities[i] : 0u;
+        probabilities[i] = selected<Traits>(words, i % 2, i / 2) ? probabilities[i] : 0u;
       sum_rows<Traits>(probabilities, sum);
       if (__all_sync(~0u, sum[0] <= Traits::kLargestSum && sum[1] <= Traits::kLargestSum)) {
         state.normaliser[0] += sum[0];
@@ -97,38 +161,16 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
       }
       bring_back();
     }
-    // Probabilities of the pages that each row selected.
     const auto exponentiate = [&](const float(&shift)[2]) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float factor = scale[h % Traits::kScales];
-#pragma unroll
-        for (int j = 0; j < kBatchPages; ++j) {
-          const float low = ptx::exp2_approx(fmaf(scores[4 * j + 2 * h], factor, shift[h]));
-          const float high = ptx::exp2_approx(fmaf(scores[4 * j + 2 * h + 1], factor, shift[h]));
-          probabilities[2 * j + h] = selected(h, j) ? device::pack(tag, low, high) : 0u;
-        }
-      }
-      ptx::pin(probabilities);
-      sum_rows<Traits>(probabilities, sum);
-      ptx::pin(sum);
+      exponentiate_selected<Traits>(scores, words, scale, shift, probabilities, sum);
     };
     const float as_it_is[2] = {-state.largest[0], -state.largest[1]};
     exponentiate(as_it_is);
     float shift[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float factor = scale[h % Traits::kScales];
-      float largest = state.largest[h];
-#pragma unroll
-      for (int j = 0; j < kBatchPages; ++j) {
-        if (selected(h, j)) {
-          largest = fmaxf(
-              largest, fmaxf(scores[4 * j + 2 * h] * factor, scores[4 * j + 2 * h + 1] * factor));
-        }
-      }
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+      const float largest =
+          fmaxf(state.largest[h], largest_selected<Traits>(scores, words, scale, h));
       int outgrown = sum[h] <= Traits::kLargestSum ? 0 : 1;  // by any lane of the row
       outgrown |= __shfl_xor_sync(~0u, outgrown, 1);
       outgrown |= __shfl_xor_sync(~0u, outgrown, 2);
@@ -138,7 +180,7 @@ __device__ __forceinline__ bool softmax(const float (&scores)[32], const Step<Tr
         state.largest[h] = largest;
         state.normaliser[h] *= correction[h];
       }
-      shift[h] = state.largest[h] == -INFINITY ? 0.0f : -state.largest[h];
+      shift[h] = shift_of(state.largest[h]);
     }
     exponentiate(shift);
   }

@@ -180,6 +180,7 @@ inline constexpr int kRowsWord = header_word(offsetof(TileHeader, rows));
 inline constexpr int kLastWord = header_word(offsetof(TileHeader, last));
 inline constexpr int kBeginWord = header_word(offsetof(TileHeader, begin));
 inline constexpr int kEndWord = header_word(offsetof(TileHeader, end));
+inline constexpr int kFirstStepOfHalfWord = header_word(offsetof(TileHeader, first_step));
 inline constexpr int kStepsWord = header_word(offsetof(TileHeader, steps));  // of two halves
 inline constexpr int kTailWord = header_word(offsetof(TileHeader, tail));
 inline constexpr int kLiveWord = header_word(offsetof(TileHeader, live));
@@ -187,33 +188,36 @@ inline constexpr int kCursorWord = kHeaderWords;        // two words: unit and t
 inline constexpr int kFirstStepWord = kCursorWord + 2;  // of all steps
 inline constexpr int kOwnWord = kCursorWord + 3;        // where all rows of the warp are one
 
-/// What a warp must know of a tile before it starts, loaded while the tile before is written.
+/// What a warp must know of a tile before it starts, loaded while the tile before is finished.
 template <int kRows>
 struct TileInput {
   int32_t header;  // lane l holds word l; from lane kCursorWord on, where the tile is
   int32_t own[2];  // of the lane's rows where they are two; else a word of the header
   StepReader<kRows> steps;
-};
 
-template <int kRows>
-__device__ __forceinline__ TileInput<kRows> load_tile(const UnionAttentionParams& p,
-                                                      const TileCursor& cursor, int half,
-                                                      int mask_row, const LaneRows& lane_rows) {
-  const TileHeader* header = cursor.header(p);
-  TileInput<kRows> input;
-  input.header = reinterpret_cast<const int32_t*>(header)[min(lane_rows.lane, kHeaderWords - 1)];
-  if (lane_rows.lane == kCursorWord) input.header = static_cast<int32_t>(cursor.unit);
-  if (lane_rows.lane == kCursorWord + 1) input.header = cursor.tile;
-  if constexpr (kRows == 1) {
-    if (lane_rows.lane == kOwnWord) input.header = header->own[lane_rows.row(p, 0)];
-  } else {
-    for (int r = 0; r < kRows; ++r) input.own[r] = header->own[lane_rows.row(p, r)];
+  /// First the header; its steps are found by what it says.
+  __device__ __forceinline__ void load_header(const UnionAttentionParams& p,
+                                              const TileCursor& cursor, const LaneRows& lane_rows) {
+    const TileHeader* from = cursor.header(p);
+    header = reinterpret_cast<const int32_t*>(from)[min(lane_rows.lane, kHeaderWords - 1)];
+    if constexpr (kRows == 1) {
+      if (lane_rows.lane == kOwnWord) header = from->own[lane_rows.row(p, 0)];
+    } else {
+      for (int r = 0; r < kRows; ++r) own[r] = from->own[lane_rows.row(p, r)];
+    }
   }
-  const uint32_t first_step = steps_of_half(p, cursor, half) + header->first_step[half];
-  if (lane_rows.lane == kFirstStepWord) input.header = static_cast<int32_t>(first_step);
-  input.steps.start(p, first_step, header->steps[half], mask_row);
-  return input;
-}
+  __device__ __forceinline__ void load_steps(const UnionAttentionParams& p,
+                                             const TileCursor& cursor, int half, int mask_row,
+                                             const LaneRows& lane_rows) {
+    const uint32_t first_step =
+        steps_of_half(p, cursor, half) + __shfl_sync(~0u, header, kFirstStepOfHalfWord + half);
+    const int32_t count = __shfl_sync(~0u, header, kStepsWord + half);
+    if (lane_rows.lane == kCursorWord) header = static_cast<int32_t>(cursor.unit);
+    if (lane_rows.lane == kCursorWord + 1) header = cursor.tile;
+    if (lane_rows.lane == kFirstStepWord) header = static_cast<int32_t>(first_step);
+    steps.start(p, first_step, count, mask_row);
+  }
+};
 
 }  // namespace octopage::cuda
 

@@ -13,8 +13,9 @@
 // elements) the next eight tokens are one page further, as V (elements by tokens) the next 64
 // elements one chunk and the next eight tokens one page further.
 //
-// An f8 cache is copied to raw slots first, K and V of a batch in one: pages of dim / 64 chunks of
-// 128 codes, swizzled alike. Converter warps turn them into slots.
+// An f8 cache is copied to raw slots first, K and V of a batch in one (with head dim 256 in one
+// each): pages of dim / 64 (dim / 128) chunks of 128 codes, swizzled alike. Converter warps turn
+// them into slots.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -53,7 +54,10 @@ struct UnionTraits {
   static constexpr int kDim = kHeadDim;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kPageBytes = kChunks * 1024;
-  static constexpr int kSlotBytes = kBatchPages * kPageBytes;  ///< of a raw slot as well
+  static constexpr int kSlotBytes = kBatchPages * kPageBytes;
+  static constexpr int kRawSlotsOfBatch = f8_copies(kDim);
+  static constexpr int kRawPageBytes = kPageBytes / kRawSlotsOfBatch;
+  static constexpr int kRawSlotBytes = kBatchPages * kRawPageBytes;
   /// Where sums and masks leave no registers for Q.
   static constexpr bool kQueryInShared = kDim > 192 || (kDim == 192 && kRows == 2);
   /// 256 sums leave none for a second set of probabilities either: softmax runs beside the products
@@ -68,13 +72,13 @@ struct UnionTraits {
   static constexpr int kSlotsThatFit =
       (kSharedBytesOfCta - kStaticBytes - kBarrierBytes - kQueryBytes) / kSlotBytes;
   static constexpr int kRawSlots = !kF8 ? 0 : kSlotsThatFit >= 12 ? 4 : 2;
-  static constexpr int kSlots = kSlotsThatFit - kRawSlots < 16 ? kSlotsThatFit - kRawSlots : 16;
-  // A half that holds V of one batch waits for K of the next but one at most: four slots, and one
-  // to spare.
-  static_assert(kSlots >= 5, "the ring would lock up");
+  static constexpr int kSlotsLeft = kSlotsThatFit - kRawSlots / kRawSlotsOfBatch;
+  static constexpr int kSlots = kSlotsLeft < 16 ? kSlotsLeft : 16;
+  // A half that holds V of one batch waits for K of the next but one at most: four slots.
+  static_assert(kSlots >= 4, "the ring would lock up");
   static_assert(2 * (kSlots + kRawSlots) * 8 <= kBarrierBytes);
   static constexpr int kSharedBytes =
-      (kSlots + kRawSlots) * kSlotBytes + kQueryBytes + kBarrierBytes;
+      kSlots * kSlotBytes + kRawSlots * kRawSlotBytes + kQueryBytes + kBarrierBytes;
 
   /// Warps behind the consumers: they copy pages; with f8 others convert them.
   static constexpr int kProducerWarps = kF8 ? 1 : 2;
@@ -85,6 +89,8 @@ struct UnionTraits {
   static constexpr int kFullArrivals = kF8 ? kConverterWarps * kArrivingLanes : kProducerWarps;
   static constexpr int kFillerRegisters = kF8 && kFillerWarpgroups == 1 ? 40 : 24;
   static constexpr int kConsumerRegisters = kF8 ? 232 : 240;
+  /// Whether a filler prefetches the next tile's lists. The compiler spills for it at head dim 256.
+  static constexpr bool kPrefetchesLists = kDim < 256 || kF8;
 
   /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the batch is looked
   /// at again. They are stored in Element, and multiply V.
@@ -94,7 +100,8 @@ struct UnionTraits {
 /// Addresses in shared memory, in this order:
 ///
 /// - slots [kSlots, kSlotBytes]: position n of the sequence K, V, K, V, ... in n % kSlots
-/// - raw [kRawSlots, kSlotBytes]: batch n of the CTA's in n % kRawSlots
+/// - raw [kRawSlots, kRawSlotBytes]: batch n of the CTA's (or K and V of batches, in turn) in
+///   n % kRawSlots
 /// - query [2 halves, kQueryBytes / 2], where Q does not lie in registers
 /// - full [kSlots]: barriers, all warps that fill the slot (and all bytes) have arrived
 /// - empty [kSlots]: barriers, all eight consumer warps have read the slot
@@ -107,7 +114,7 @@ struct UnionShared {
   __device__ __forceinline__ explicit UnionShared(uint32_t base) {
     slots = base;
     raw = slots + Traits::kSlots * Traits::kSlotBytes;
-    query = raw + Traits::kRawSlots * Traits::kSlotBytes;
+    query = raw + Traits::kRawSlots * Traits::kRawSlotBytes;
     full = query + Traits::kQueryBytes;
     empty = full + Traits::kSlots * 8;
     full_raw = empty + Traits::kSlots * 8;

@@ -112,6 +112,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+/// Asks L2 for the line of a global address; a hint.
+__device__ __forceinline__ void prefetch_l2(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 }  // namespace octopage::ptx
 
 #endif  // OCTOPAGE_BACKENDS_CUDA_DEVICE_PTX_BULK_CUH_
