@@ -409,6 +409,7 @@ TEST_F(Union, FewRowsAreSplit) {
     for (const int64_t dim : {64, 192, 256}) {
       for (const int64_t heads : {1, 4, 16, 24, 128}) {
         for (const int64_t rows : {1, 7, 33, 150}) {
+          if (rows * heads > 150 * 24) continue;  // the reference would take half of the test's time
           const Step step = make_synthetic_step({.rows = rows,
                                                  .requests = std::min<int64_t>(rows, 3),
                                                  .context = 2500,
