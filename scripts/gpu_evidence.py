@@ -99,13 +99,29 @@ def prebuilt(directory, carry):
             "cli": directory / "octopage", "indexer": directory / "octopage_example_indexer"}
 
 
+def run_shards(command, count):
+    """A GoogleTest program in `count` processes at a time, each with its share of the tests: most of their time is one
+    host thread's. Returns an exit code that is not 0, or 0, and all output."""
+    def shard(index):
+        return run(command, 600, os.environ | {"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(index)})
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        done = sorted(pool.map(shard, range(count)), key=lambda result: result[0] != 0)  # failures last
+    return done[-1][0], "\n".join(output for _, output in done)
+
+
+def count_in(pattern, output):
+    return sum(int(n) for n in re.findall(pattern, output))
+
+
 def run_tests(programs, backend):
-    code, output = run([programs["tests"], "--cases", ROOT / "tests/cases", "--backend", backend], 600)
-    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+    code, output = run_shards([programs["tests"], "--cases", ROOT / "tests/cases", "--backend", backend], 8)
     failed = re.findall(r"^\[  FAILED  \] (\S+)(?: \(|$)", output, re.MULTILINE)
-    calls = re.search(r"(\d+) calls on", output)
-    return {"exit_code": code, "passed": int(passed.group(1)) if passed else 0, "failed": sorted(set(failed)),
-            "calls_on_the_backend": int(calls.group(1)) if calls else 0,
+    slowest = sorted(((int(ms), name) for name, ms in re.findall(r"^\[       OK \] (\S+) \((\d+) ms\)", output, re.MULTILINE)),
+                     reverse=True)[:5]
+    return {"exit_code": code, "passed": count_in(r"\[  PASSED  \] (\d+) test", output), "failed": sorted(set(failed)),
+            "calls_on_the_backend": count_in(r"(\d+) calls on", output),
+            "slowest_s": {name: round(ms / 1000, 1) for ms, name in slowest},
             "output_end": "" if code == 0 else output[-2000:]}
 
 
@@ -133,11 +149,10 @@ def run_sanitizer(programs, backend, tool):
     program = programs["racecheck" if tool == "racecheck" else "tests"]  # see OCTOPAGE_RACECHECK
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program,
                "--cases", ROOT / "tests/cases", "--backend", backend, f"--gtest_filter={tests}"]
-    code, output = run(command, 600)
-    summary = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
-    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
-    result = {"exit_code": code, "tests": int(passed.group(1)) if passed else 0, "filter": tests,
-              "summary": summary[-1] if summary else output[-500:]}
+    code, output = run_shards(command, 3 if backend == "cuda-sm90a" and tool != "racecheck" else 1)
+    summaries = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY.*", output)
+    result = {"exit_code": code, "tests": count_in(r"\[  PASSED  \] (\d+) test", output), "filter": tests,
+              "summary": max(summaries, key=lambda line: count_in(r"\d+", line)) if summaries else output[-500:]}
     if code != 0:  # where, once for each kind
         found = re.findall(r"=+ (?:Error|Warning|Invalid|Uninitialized|Barrier).*(?:\n=+ {5,}.*){0,3}", output)
         kinds = {re.sub(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\d+", "_", one): one for one in found}
