@@ -387,6 +387,11 @@ int main(int argc, char** argv) {
   for (const int64_t rows : {1024, 4096, 16384})
     add_direct("cuda-sm90a", {.rows = rows, .context = 16384});
   add_direct("cuda-sm90a", {.context = 1 << 20});
+  for (const int64_t rows : {256, 4096}) {
+    if (rows != 4096) add_direct("cuda-sm90a", {.rows = rows, .context = 1 << 20});
+    add_direct("cuda-sm90a", {.rows = rows, .context = 1 << 20, .heads = 8, .dim = 128});
+    add_direct("cuda-sm90a", {.rows = rows, .heads = 4});
+  }
   for (const DType kv : {DType::bf16, DType::f8_e4m3fn})
     add_direct("cuda-sm90a", {.rows = 16384, .kv = kv});
   // Selections that have nothing in common, where a row by row kernel has the better chances.

@@ -409,7 +409,8 @@ TEST_F(Union, FewRowsAreSplit) {
     for (const int64_t dim : {64, 192, 256}) {
       for (const int64_t heads : {1, 4, 16, 24, 128}) {
         for (const int64_t rows : {1, 7, 33, 150}) {
-          if (rows * heads > 150 * 24) continue;  // the reference would take half of the test's time
+          if (rows * heads > 150 * 24)
+            continue;  // the reference would take half of the test's time
           const Step step = make_synthetic_step({.rows = rows,
                                                  .requests = std::min<int64_t>(rows, 3),
                                                  .context = 2500,
@@ -595,6 +596,24 @@ TEST_F(Union, ManyRegionsOfARow) {
                                          .keep = 0.1,
                                          .seed = 15});
   expect_right(step, "2560 regions");
+}
+
+TEST_F(Union, LongContexts) {
+  // 37,500 regions: more than the smallest window has, for each size of a mark; tiles of several
+  // requests, so that a second tile finds the marks of the first.
+  for (const int64_t heads : {4, 8, 16}) {
+    const Step step = make_synthetic_step({.rows = 37,
+                                           .requests = 2,
+                                           .context = 300000,
+                                           .groups = 1,
+                                           .heads = heads,
+                                           .dim = 64,
+                                           .region_count = 96,
+                                           .block_size = 64,
+                                           .keep = 0.5,
+                                           .seed = 23});
+    ASSERT_NO_FATAL_FAILURE(expect_right(step, "long context"));
+  }
 }
 
 TEST_F(Union, UnrelatedSelectionsGoRowByRow) {

@@ -105,7 +105,7 @@ void launch_union_path(const UnionsParams& unions, int64_t selections,
                        const UnionAttentionParams& attention, const PageSourceMap& source,
                        int multiprocessors, void* stream) {
   const CUtensorMap map = encode(source);
-  launch_unions(unions, selections, stream);
+  launch_unions(unions, selections, multiprocessors, stream);
   const int64_t units = attention.lists.spans * attention.groups << attention.lists.split_shift;
   launch_attention(attention, map, source.dtype, source.dim,
                    static_cast<int>(std::min<int64_t>(units, multiprocessors)), stream);

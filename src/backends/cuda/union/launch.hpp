@@ -34,7 +34,8 @@ void launch_union_path(const UnionsParams& unions, int64_t selections,
                        int multiprocessors, void* stream);
 
 // The parts of it, each in its own file.
-void launch_unions(const UnionsParams& params, int64_t selections, void* stream);
+void launch_unions(const UnionsParams& params, int64_t selections, int multiprocessors,
+                   void* stream);
 void launch_merge(const UnionAttentionParams& params, int64_t dim, void* stream);
 
 }  // namespace octopage::cuda

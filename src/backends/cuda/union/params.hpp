@@ -183,6 +183,7 @@ struct UnionsParams {
   int64_t rows;
   int32_t* status;  ///< [1]; may be null
   int32_t wide_positions;
+  uint32_t window;  ///< regions whose marks a CTA holds at a time; `launch_unions` chooses it
 };
 
 /// Strides in elements.

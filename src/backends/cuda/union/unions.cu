@@ -26,9 +26,9 @@ namespace octopage::cuda {
 namespace {
 
 constexpr int kWarps = kUnionThreads / 32;
-constexpr int kWindowBytes = 32768;  // of marks at a time
-constexpr int kUnroll = 16;          // region ids of a lane under way together
-constexpr int kChunk = 32;           // regions whose marks a thread reads together
+constexpr uint32_t kEarlyBytes = 32768;  // of marks that are cleared before the rows are known
+constexpr int kUnroll = 16;              // region ids of a lane under way together
+constexpr int kChunk = 32;               // regions whose marks a thread reads together
 
 /// A marked region, packed: ids are below 2^24 for tiles of up to eight rows.
 template <typename Mark>
@@ -38,6 +38,7 @@ struct Entry<uint8_t> {
   using Packed = uint32_t;
   static constexpr int kMarkBits = 8;
   static constexpr int kCtasOfMultiprocessor = 4;  // 512 regions of eight rows
+  static constexpr int kResidentCtas = 4;          // as registers allow
   static constexpr int kChunks = 2;                // of a thread at a time
 };
 template <>
@@ -45,6 +46,7 @@ struct Entry<uint32_t> {
   using Packed = uint64_t;
   static constexpr int kMarkBits = 32;
   static constexpr int kCtasOfMultiprocessor = 1;
+  static constexpr int kResidentCtas = 2;
   static constexpr int kChunks = 1;
 };
 
@@ -54,14 +56,16 @@ struct SharedLayout {
   using Packed = typename Entry<Mark>::Packed;
   uint32_t entries;       // of a tile at most
   uint32_t half_entries;  // of one half
+  uint32_t marks_bytes;
 
   /// In 32 bits: `unions_fit` bounds region_count.
-  __host__ __device__ SharedLayout(int32_t tile_rows, int64_t region_count)
+  __host__ __device__ SharedLayout(int32_t tile_rows, int64_t region_count, uint32_t window)
       : entries(static_cast<uint32_t>(tile_rows) * static_cast<uint32_t>(region_count)),
-        half_entries(tile_rows > 1 ? entries / 2 : entries) {}
+        half_entries(tile_rows > 1 ? entries / 2 : entries),
+        marks_bytes(window / 8 * Entry<Mark>::kMarkBits) {}
   __host__ __device__ uint32_t batches() const { return (entries + 7) / 8 + 3; }  // at most
   __host__ __device__ uint32_t half_batches() const { return (half_entries + 7) / 8; }
-  __host__ __device__ uint32_t list_at() const { return kWindowBytes; }
+  __host__ __device__ uint32_t list_at() const { return marks_bytes; }
   __host__ __device__ uint32_t steps_before_at() const {
     return list_at() + entries * static_cast<uint32_t>(sizeof(Packed));
   }
@@ -84,27 +88,28 @@ struct Marks {
   static constexpr int kPlaces = Entry<Mark>::kMarkBits;
   static constexpr int kHalfPlaces = kPlaces / 2;
   static constexpr int kHalfPlanes = kPlaces / 8;
-  static constexpr int kWindow = kWindowBytes / kPlaces * 8;  // regions
-  static constexpr int kPlaneWords = kWindow / 8;
+  static constexpr uint32_t kEarly = kEarlyBytes / kPlaces * 8;  // regions
 
   uint32_t* first;         // half
   const uint32_t* second;  // half. A tile of one row is both halves
+  uint32_t plane_words;
 
-  __device__ __forceinline__ void clear(uint32_t regions) const {
-    const uint32_t chunks = (regions + kChunk - 1) / kChunk;
+  /// Of regions `from`, a multiple of kChunk, up to `to`.
+  __device__ __forceinline__ void clear(uint32_t from, uint32_t to) const {
+    const uint32_t chunks = (to + kChunk - 1) / kChunk;
 #pragma unroll 1
-    for (uint32_t chunk = threadIdx.x; chunk < chunks; chunk += kUnionThreads) {
+    for (uint32_t chunk = from / kChunk + threadIdx.x; chunk < chunks; chunk += kUnionThreads) {
 #pragma unroll
       for (int plane = 0; plane < 2 * kHalfPlanes; ++plane)
-        reinterpret_cast<uint4*>(first + plane * kPlaneWords)[chunk] = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<uint4*>(first + plane * plane_words)[chunk] = make_uint4(0, 0, 0, 0);
     }
   }
   /// Bit i: a row of the half selects region kChunk * chunk + i.
-  static __device__ __forceinline__ uint32_t chunk_of_half(const uint32_t* half, int chunk) {
+  __device__ __forceinline__ uint32_t chunk_of_half(const uint32_t* half, int chunk) const {
     uint4 any = make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kHalfPlanes; ++i) {
-      const uint4 some = reinterpret_cast<const uint4*>(half + i * kPlaneWords)[chunk];
+      const uint4 some = reinterpret_cast<const uint4*>(half + i * plane_words)[chunk];
       any = {any.x | some.x, any.y | some.y, any.z | some.z, any.w | some.w};
     }
     // The four bytes of each word, one onto the other.
@@ -118,7 +123,7 @@ struct Marks {
 #pragma unroll
     for (int i = 0; i < 2 * kHalfPlanes; ++i) {
       const uint32_t* plane =
-          i < kHalfPlanes ? first + i * kPlaneWords : second + (i - kHalfPlanes) * kPlaneWords;
+          i < kHalfPlanes ? first + i * plane_words : second + (i - kHalfPlanes) * plane_words;
       const uint32_t rows = plane[region / 8] >> region % 8 & 0x01010101u;
       // The multiplication brings bits 0, 8, 16, 24 side by side to bits 24 .. 27, and no other
       // above them.
@@ -237,9 +242,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   using Packed = typename Entry<Mark>::Packed;
   constexpr int kMarkBits = Entry<Mark>::kMarkBits;
   constexpr int kMostChunks = Entry<Mark>::kChunks;
-  constexpr uint32_t kWindow = Marks<Mark>::kWindow;
   constexpr int kHalfPlaces = Marks<Mark>::kHalfPlaces;
-  constexpr int kHalfWords = Marks<Mark>::kHalfPlanes * Marks<Mark>::kPlaneWords;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ SpanRows rows;
   __shared__ uint64_t scratch[kWarps];
@@ -250,10 +253,13 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   __shared__ int32_t tail_page;
   __align__(16) __shared__ int32_t own[kMostTileRows];
 
-  const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count);
+  const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count, p.window);
   const bool one_row = p.lists.tile_rows == 1;
-  const Marks<Mark> marks = {reinterpret_cast<uint32_t*>(shared),
-                             reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : kHalfWords)};
+  const uint32_t plane_words = p.window / 8;
+  const Marks<Mark> marks = {
+      reinterpret_cast<uint32_t*>(shared),
+      reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : Marks<Mark>::kHalfPlanes * plane_words),
+      plane_words};
   // A region of both halves is an entry of each. So the first class, from the start upwards, and
   // the second, from the middle downwards, never meet; the third goes upwards from the middle.
   auto* list = reinterpret_cast<Packed*>(shared + layout.list_at());
@@ -299,8 +305,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     load_regions(region, regions + warp * p.stride_regions_row, p.stride_regions_entry,
                  static_cast<int32_t>(p.region_count) - lane);
   }
-  bool cleared = true;
-  marks.clear(min(table_regions, kWindow));
+  uint32_t cleared = min(p.window, Marks<Mark>::kEarly);  // regions
+  marks.clear(0, min(table_regions, cleared));
   if (warp == 0) {
     int64_t count = 0;
     if (lane < span_rows) {
@@ -341,25 +347,25 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const int end = later != 0 ? begin + __ffs(static_cast<int>(later)) : span_rows;
     const TileRows of_tile(rows, begin, end);
     const uint32_t used_regions = min(of_tile.regions, table_regions);
-    const bool one_window = used_regions <= kWindow;
+    const bool one_window = used_regions <= p.window;
 
     ClassCounts given = {};
-    for (uint32_t window = 0; window == 0 || window < used_regions; window += kWindow) {
-      const uint32_t in_window = min(used_regions - window, kWindow);
+    for (uint32_t window = 0; window == 0 || window < used_regions; window += p.window) {
+      const uint32_t in_window = min(used_regions - window, p.window);
       // 1. The marks.
-      if (!cleared) {
-        marks.clear(in_window);
+      if (cleared < in_window) {
+        marks.clear(cleared, in_window);
         __syncthreads();
       }
-      cleared = false;
+      cleared = 0;
       for (int r = begin + warp; r < end; r += kWarps) {
         const int32_t count = rows.count[r];
         const uint32_t limit = rows.limit[r];
         const uint32_t valid = min(limit + 1, table_regions);
-        const uint32_t here = window < valid ? min(valid - window, kWindow) : 0;
+        const uint32_t here = window < valid ? min(valid - window, p.window) : 0;
         const int row = r - begin;
         const int place = row < half_rows ? row : kHalfPlaces + row - half_rows;
-        uint32_t* const plane = marks.first + place / 4 * Marks<Mark>::kPlaneWords;
+        uint32_t* const plane = marks.first + place / 4 * plane_words;
         const uint32_t first_bit = 1u << place % 4 * 8;
         for (int32_t first = 0; first < count; first += 32 * kUnroll) {
           if (!(loaded && r == warp && first == 0)) {
@@ -636,15 +642,55 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
 constexpr int kStaticBytes = 2048;  // and a little room
 constexpr int kMostDynamicBytes = kSharedBytesOfCta - kStaticBytes;
 
+/// Regions of the smallest window: what is cleared early.
 template <typename Mark>
-void launch(const UnionsParams& params, int64_t selections, cudaStream_t stream) {
-  const size_t bytes = SharedLayout<Mark>(params.lists.tile_rows, params.region_count).bytes();
+constexpr uint32_t kSmallestWindow = Marks<Mark>::kEarly;
+
+template <typename Mark>
+size_t dynamic_bytes(int32_t rows_of_tile, int64_t region_count, uint32_t window) {
+  return SharedLayout<Mark>(rows_of_tile, region_count, window).bytes();
+}
+
+/// CTAs that run side by side on a multiprocessor.
+template <typename Mark>
+int64_t resident_ctas(size_t dynamic_bytes_of_cta) {
+  constexpr size_t kMultiprocessorBytes = size_t{228} * 1024, kReservedBytes = 1024;  // per CTA
+  const size_t bytes = dynamic_bytes_of_cta + kStaticBytes + kReservedBytes;
+  return std::min<int64_t>(Entry<Mark>::kResidentCtas,
+                           static_cast<int64_t>(kMultiprocessorBytes / bytes));
+}
+
+/// The window of a launch of so many CTAs: a larger one spares sweeps over the region ids of long
+/// contexts, as long as its shared memory costs no further wave of CTAs.
+template <typename Mark>
+uint32_t window_of(const UnionsParams& params, int64_t ctas, int64_t multiprocessors) {
+  const int64_t table_regions = params.table.max_blocks * params.geometry.regions_per_block;
+  const auto waves = [&](uint32_t window) {
+    const int64_t side_by_side =
+        multiprocessors * resident_ctas<Mark>(dynamic_bytes<Mark>(params.lists.tile_rows,
+                                                                  params.region_count, window));
+    return (ctas + side_by_side - 1) / side_by_side;
+  };
+  const auto fits = [&](uint32_t window) {
+    return dynamic_bytes<Mark>(params.lists.tile_rows, params.region_count, window) <=
+           kMostDynamicBytes;
+  };
+  uint32_t window = kSmallestWindow<Mark>;
+  const int64_t fewest = waves(window);
+  while (window < table_regions && fits(2 * window) && waves(2 * window) <= fewest) window *= 2;
+  return window;
+}
+
+template <typename Mark>
+void launch(UnionsParams params, int64_t selections, int64_t multiprocessors, cudaStream_t stream) {
+  const int64_t ctas = params.lists.spans * selections;
+  params.window = window_of<Mark>(params, ctas, multiprocessors);
+  const size_t bytes =
+      dynamic_bytes<Mark>(params.lists.tile_rows, params.region_count, params.window);
   check(cudaFuncSetAttribute(unions<Mark>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kMostDynamicBytes),
         "unions: shared memory");
-  unions<Mark>
-      <<<grid_size(params.lists.spans * selections, 1, "unions"), kUnionThreads, bytes, stream>>>(
-          params);
+  unions<Mark><<<grid_size(ctas, 1, "unions"), kUnionThreads, bytes, stream>>>(params);
   check_launch("unions");
 }
 
@@ -653,16 +699,19 @@ void launch(const UnionsParams& params, int64_t selections, cudaStream_t stream)
 bool unions_fit(int64_t heads_per_group, int64_t region_count) {
   const int32_t rows = tile_rows(heads_per_group);
   if (region_count > (int64_t{1} << 16)) return false;
-  const size_t bytes = rows <= 8 ? SharedLayout<uint8_t>(rows, region_count).bytes()
-                                 : SharedLayout<uint32_t>(rows, region_count).bytes();
+  const size_t bytes = rows <= 8
+                           ? dynamic_bytes<uint8_t>(rows, region_count, kSmallestWindow<uint8_t>)
+                           : dynamic_bytes<uint32_t>(rows, region_count, kSmallestWindow<uint32_t>);
   return bytes <= kMostDynamicBytes;
 }
 
-void launch_unions(const UnionsParams& params, int64_t selections, void* stream) {
+void launch_unions(const UnionsParams& params, int64_t selections, int multiprocessors,
+                   void* stream) {
+  auto* const on = static_cast<cudaStream_t>(stream);
   if (params.lists.tile_rows <= 8) {
-    launch<uint8_t>(params, selections, static_cast<cudaStream_t>(stream));
+    launch<uint8_t>(params, selections, multiprocessors, on);
   } else {
-    launch<uint32_t>(params, selections, static_cast<cudaStream_t>(stream));
+    launch<uint32_t>(params, selections, multiprocessors, on);
   }
 }
 
