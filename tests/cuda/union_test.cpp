@@ -584,23 +584,24 @@ TEST_F(Union, ARowWithoutTokensBesideNonFiniteValues) {
 }
 
 TEST_F(Union, ManyRegionsOfARow) {
-  // Eight rows that share little of 2,560 regions each: the union's tables outgrow a window.
+  // Eight rows that share little of 4,600 regions each. Their lists leave no room for more than the
+  // smallest window, and the context has two of them.
   const Step step = make_synthetic_step({.rows = 24,
                                          .requests = 1,
                                          .context = 300000,
                                          .groups = 1,
                                          .heads = 16,
                                          .dim = 192,
-                                         .region_count = 2560,
+                                         .region_count = 4600,
                                          .block_size = 64,
                                          .keep = 0.1,
                                          .seed = 15});
-  expect_right(step, "2560 regions");
+  expect_right(step, "4600 regions");
 }
 
 TEST_F(Union, LongContexts) {
-  // 37,500 regions: more than the smallest window has, for each size of a mark; tiles of several
-  // requests, so that a second tile finds the marks of the first.
+  // 37,500 regions: with 16 heads one window larger than the smallest, with fewer two of them. Two
+  // requests, so that a tile finds the marks of the one before it.
   for (const int64_t heads : {4, 8, 16}) {
     const Step step = make_synthetic_step({.rows = 37,
                                            .requests = 2,

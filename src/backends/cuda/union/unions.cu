@@ -26,9 +26,9 @@ namespace octopage::cuda {
 namespace {
 
 constexpr int kWarps = kUnionThreads / 32;
-constexpr uint32_t kEarlyBytes = 32768;  // of marks that are cleared before the rows are known
-constexpr int kUnroll = 16;              // region ids of a lane under way together
-constexpr int kChunk = 32;               // regions whose marks a thread reads together
+constexpr uint32_t kSmallestWindowBytes = 32768;  // of marks, cleared before the rows are known
+constexpr int kUnroll = 16;                       // region ids of a lane under way together
+constexpr int kChunk = 32;                        // regions whose marks a thread reads together
 
 /// A marked region, packed: ids are below 2^24 for tiles of up to eight rows.
 template <typename Mark>
@@ -38,15 +38,13 @@ struct Entry<uint8_t> {
   using Packed = uint32_t;
   static constexpr int kMarkBits = 8;
   static constexpr int kCtasOfMultiprocessor = 4;  // 512 regions of eight rows
-  static constexpr int kResidentCtas = 4;          // as registers allow
   static constexpr int kChunks = 2;                // of a thread at a time
 };
 template <>
 struct Entry<uint32_t> {
   using Packed = uint64_t;
   static constexpr int kMarkBits = 32;
-  static constexpr int kCtasOfMultiprocessor = 1;
-  static constexpr int kResidentCtas = 2;
+  static constexpr int kCtasOfMultiprocessor = 2;
   static constexpr int kChunks = 1;
 };
 
@@ -88,7 +86,7 @@ struct Marks {
   static constexpr int kPlaces = Entry<Mark>::kMarkBits;
   static constexpr int kHalfPlaces = kPlaces / 2;
   static constexpr int kHalfPlanes = kPlaces / 8;
-  static constexpr uint32_t kEarly = kEarlyBytes / kPlaces * 8;  // regions
+  static constexpr uint32_t kSmallestWindow = kSmallestWindowBytes / kPlaces * 8;  // regions
 
   uint32_t* first;         // half
   const uint32_t* second;  // half. A tile of one row is both halves
@@ -256,10 +254,10 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   const SharedLayout<Mark> layout(p.lists.tile_rows, p.region_count, p.window);
   const bool one_row = p.lists.tile_rows == 1;
   const uint32_t plane_words = p.window / 8;
-  const Marks<Mark> marks = {
-      reinterpret_cast<uint32_t*>(shared),
-      reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : Marks<Mark>::kHalfPlanes * plane_words),
-      plane_words};
+  const uint32_t half_words = Marks<Mark>::kHalfPlanes * plane_words;
+  const Marks<Mark> marks = {reinterpret_cast<uint32_t*>(shared),
+                             reinterpret_cast<uint32_t*>(shared) + (one_row ? 0 : half_words),
+                             plane_words};
   // A region of both halves is an entry of each. So the first class, from the start upwards, and
   // the second, from the middle downwards, never meet; the third goes upwards from the middle.
   auto* list = reinterpret_cast<Packed*>(shared + layout.list_at());
@@ -305,7 +303,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     load_regions(region, regions + warp * p.stride_regions_row, p.stride_regions_entry,
                  static_cast<int32_t>(p.region_count) - lane);
   }
-  uint32_t cleared = min(p.window, Marks<Mark>::kEarly);  // regions
+  uint32_t cleared = Marks<Mark>::kSmallestWindow;  // regions
   marks.clear(0, min(table_regions, cleared));
   if (warp == 0) {
     int64_t count = 0;
@@ -639,45 +637,32 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
 }
 
 // Of every launch alike: the attribute belongs to the kernel, and threads may launch side by side.
-constexpr int kStaticBytes = 2048;  // and a little room
-constexpr int kMostDynamicBytes = kSharedBytesOfCta - kStaticBytes;
-
-/// Regions of the smallest window: what is cleared early.
-template <typename Mark>
-constexpr uint32_t kSmallestWindow = Marks<Mark>::kEarly;
-
-template <typename Mark>
-size_t dynamic_bytes(int32_t rows_of_tile, int64_t region_count, uint32_t window) {
-  return SharedLayout<Mark>(rows_of_tile, region_count, window).bytes();
-}
-
-/// CTAs that run side by side on a multiprocessor.
-template <typename Mark>
-int64_t resident_ctas(size_t dynamic_bytes_of_cta) {
-  constexpr size_t kMultiprocessorBytes = size_t{228} * 1024, kReservedBytes = 1024;  // per CTA
-  const size_t bytes = dynamic_bytes_of_cta + kStaticBytes + kReservedBytes;
-  return std::min<int64_t>(Entry<Mark>::kResidentCtas,
-                           static_cast<int64_t>(kMultiprocessorBytes / bytes));
-}
+constexpr uint32_t kStaticBytes = 2048;  // and a little room
+constexpr uint32_t kMostDynamicBytes = kSharedBytesOfCta - kStaticBytes;
 
 /// The window of a launch of so many CTAs: a larger one spares sweeps over the region ids of long
 /// contexts, as long as its shared memory costs no further wave of CTAs.
 template <typename Mark>
 uint32_t window_of(const UnionsParams& params, int64_t ctas, int64_t multiprocessors) {
-  const int64_t table_regions = params.table.max_blocks * params.geometry.regions_per_block;
+  constexpr uint32_t kReservedBytes = 1024;  // of each CTA, beside its own
+  const auto bytes = [&](uint32_t window) {
+    return SharedLayout<Mark>(params.lists.tile_rows, params.region_count, window).bytes();
+  };
   const auto waves = [&](uint32_t window) {
     const int64_t side_by_side =
-        multiprocessors * resident_ctas<Mark>(dynamic_bytes<Mark>(params.lists.tile_rows,
-                                                                  params.region_count, window));
+        std::min<int64_t>(Entry<Mark>::kCtasOfMultiprocessor,
+                          (kSharedBytesOfCta + kReservedBytes) /
+                              (bytes(window) + kStaticBytes + kReservedBytes)) *
+        multiprocessors;
     return (ctas + side_by_side - 1) / side_by_side;
   };
-  const auto fits = [&](uint32_t window) {
-    return dynamic_bytes<Mark>(params.lists.tile_rows, params.region_count, window) <=
-           kMostDynamicBytes;
-  };
-  uint32_t window = kSmallestWindow<Mark>;
+  const int64_t table_regions = params.table.max_blocks * params.geometry.regions_per_block;
+  uint32_t window = Marks<Mark>::kSmallestWindow;
   const int64_t fewest = waves(window);
-  while (window < table_regions && fits(2 * window) && waves(2 * window) <= fewest) window *= 2;
+  while (window < table_regions && bytes(2 * window) <= kMostDynamicBytes &&
+         waves(2 * window) <= fewest) {
+    window *= 2;
+  }
   return window;
 }
 
@@ -686,7 +671,7 @@ void launch(UnionsParams params, int64_t selections, int64_t multiprocessors, cu
   const int64_t ctas = params.lists.spans * selections;
   params.window = window_of<Mark>(params, ctas, multiprocessors);
   const size_t bytes =
-      dynamic_bytes<Mark>(params.lists.tile_rows, params.region_count, params.window);
+      SharedLayout<Mark>(params.lists.tile_rows, params.region_count, params.window).bytes();
   check(cudaFuncSetAttribute(unions<Mark>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kMostDynamicBytes),
         "unions: shared memory");
@@ -699,10 +684,10 @@ void launch(UnionsParams params, int64_t selections, int64_t multiprocessors, cu
 bool unions_fit(int64_t heads_per_group, int64_t region_count) {
   const int32_t rows = tile_rows(heads_per_group);
   if (region_count > (int64_t{1} << 16)) return false;
-  const size_t bytes = rows <= 8
-                           ? dynamic_bytes<uint8_t>(rows, region_count, kSmallestWindow<uint8_t>)
-                           : dynamic_bytes<uint32_t>(rows, region_count, kSmallestWindow<uint32_t>);
-  return bytes <= kMostDynamicBytes;
+  const auto bytes = [&]<typename Mark>(Mark) {
+    return SharedLayout<Mark>(rows, region_count, Marks<Mark>::kSmallestWindow).bytes();
+  };
+  return (rows <= 8 ? bytes(uint8_t{}) : bytes(uint32_t{})) <= kMostDynamicBytes;
 }
 
 void launch_unions(const UnionsParams& params, int64_t selections, int multiprocessors,
