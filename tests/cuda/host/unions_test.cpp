@@ -44,9 +44,11 @@ struct Call {
   std::vector<int64_t> positions;
   int64_t requests = 1, columns = 0, blocks = 0, selections = 1;
   int32_t split_shift = 0;
+  int64_t multiprocessors = 0;  // of a device whose launch chooses the window; 0: the smallest
 
   std::vector<std::byte> memory;
   cuda::UnionLists lists = {};
+  uint32_t window = 0;  // that the run had
   int32_t status = 0;
 
   int64_t rows() const { return static_cast<int64_t>(owners.size()); }
@@ -80,12 +82,19 @@ struct Call {
     // Shared memory of a CTA holds anything.
     std::memset(cuda::shared, 0xa5, sizeof(cuda::shared));
     if (lists.tile_rows <= 8) {
-      host_cta::run(blocks_of_grid, cuda::kUnionThreads, [&] { cuda::unions<uint8_t>(p); });
-      expect_untouched(cuda::SharedLayout<uint8_t>(lists.tile_rows, region_count).bytes());
+      launch<uint8_t>(p, blocks_of_grid);
     } else {
-      host_cta::run(blocks_of_grid, cuda::kUnionThreads, [&] { cuda::unions<uint32_t>(p); });
-      expect_untouched(cuda::SharedLayout<uint32_t>(lists.tile_rows, region_count).bytes());
+      launch<uint32_t>(p, blocks_of_grid);
     }
+  }
+
+  template <typename Mark>
+  void launch(cuda::UnionsParams p, unsigned ctas) {
+    p.window = multiprocessors > 0 ? cuda::window_of<Mark>(p, ctas, multiprocessors)
+                                   : cuda::Marks<Mark>::kSmallestWindow;
+    window = p.window;
+    host_cta::run(ctas, cuda::kUnionThreads, [&] { cuda::unions<Mark>(p); });
+    expect_untouched(cuda::SharedLayout<Mark>(lists.tile_rows, region_count, p.window).bytes());
   }
 
   /// What lies behind the shared memory that a launch asks for.
@@ -368,17 +377,67 @@ TEST(Unions, FewTilesAreSplitAndManyAreNot) {
 }
 
 TEST(Unions, LongContextsNeedSeveralWindows) {
-  // A window holds 32,768 regions with up to eight rows to a tile, 8,192 with more.
+  // The smallest window holds 32,768 regions with up to eight rows to a tile, 8,192 with more; what
+  // a launch of so few CTAs chooses on a large device is four times that.
   for (const int64_t heads : {16, 4}) {
     for (const int64_t context : {8 * 32768 + 5, 1000000}) {
-      if (kSample && context == 1000000) continue;
-      Call call =
-          random_call(static_cast<uint64_t>(context + heads), heads, 20, context, 70, 0.9, false);
-      call.run();
-      ASSERT_NO_FATAL_FAILURE(
-          call.check(std::to_string(context) + " tokens, " + std::to_string(heads) + " heads"));
+      for (const int64_t multiprocessors : {0, 132}) {
+        if (kSample && (context == 1000000 || multiprocessors != 0)) continue;
+        Call call =
+            random_call(static_cast<uint64_t>(context + heads), heads, 20, context, 70, 0.9, false);
+        call.multiprocessors = multiprocessors;
+        call.run();
+        const std::string what = std::to_string(context) + " tokens, " + std::to_string(heads) +
+                                 " heads, windows of " + std::to_string(call.window);
+        const uint32_t smallest = heads == 16 ? 32768 : 8192;
+        const uint32_t chosen = heads == 16 && context < 1000000 ? 65536 : 4 * smallest;
+        EXPECT_EQ(call.window, multiprocessors == 0 ? smallest : chosen) << what;
+        ASSERT_NO_FATAL_FAILURE(call.check(what));
+      }
     }
   }
+}
+
+/// Of launches that `unions_fit` lets through.
+template <typename Mark>
+void check_windows(int64_t heads) {
+  constexpr uint32_t kSmallest = cuda::Marks<Mark>::kSmallestWindow;
+  constexpr int64_t kMultiprocessors = 132;
+  cuda::UnionsParams p = {};
+  p.lists.tile_rows = cuda::tile_rows(heads);
+  const auto bytes = [&](uint32_t window) {
+    return cuda::SharedLayout<Mark>(p.lists.tile_rows, p.region_count, window).bytes();
+  };
+  for (p.region_count = 1; bytes(kSmallest) <= cuda::kMostDynamicBytes; p.region_count *= 2) {
+    for (const int64_t regions : {0, 1000, 16384, 131072, 1 << 24}) {
+      p.table = {nullptr, 1, regions / 2, regions / 2, 1};
+      p.geometry = {regions, 2, 2};
+      for (const int64_t ctas : {1, 132, 133, 264, 528, 100000}) {
+        // A multiprocessor has 228 KiB, of which a CTA takes one, and two for what is not dynamic.
+        const auto waves = [&](uint32_t window) {
+          const int64_t room = 228 * 1024 / (bytes(window) + 3 * 1024);
+          const int64_t side_by_side =
+              kMultiprocessors * std::min<int64_t>(room, cuda::Entry<Mark>::kCtasOfMultiprocessor);
+          return (ctas + side_by_side - 1) / side_by_side;
+        };
+        const uint32_t window = cuda::window_of<Mark>(p, ctas, kMultiprocessors);
+        ASSERT_EQ(window % kSmallest, 0u);
+        ASSERT_LE(bytes(window), cuda::kMostDynamicBytes);
+        ASSERT_EQ(waves(window), waves(kSmallest)) << ctas << " CTAs, " << window << " regions";
+        if (window > kSmallest) {
+          ASSERT_LT(window / 2, regions) << "half of it holds every region";
+        }
+        if (ctas == 1 && bytes(2 * window) <= cuda::kMostDynamicBytes) {
+          ASSERT_GE(window, regions) << "a larger one fits";
+        }
+      }
+    }
+  }
+}
+
+TEST(Unions, LargerWindowsCostNoWave) {
+  for (const int64_t heads : {16, 128}) ASSERT_NO_FATAL_FAILURE(check_windows<uint8_t>(heads));
+  for (const int64_t heads : {4, 8}) ASSERT_NO_FATAL_FAILURE(check_windows<uint32_t>(heads));
 }
 
 TEST(Unions, NothingToDo) {
