@@ -159,7 +159,8 @@ class CudaSm90aBackend final : public Backend {
                                        .region_count = problem.region_count,
                                        .rows = problem.rows,
                                        .status = context.status,
-                                       .wide_positions = d.rows.wide_positions ? 1 : 0};
+                                       .wide_positions = d.rows.wide_positions ? 1 : 0,
+                                       .window = 0};  // `launch_unions` chooses it
     const auto aligned = [](const void* data, int64_t row, int64_t head, DType dtype) {
       const int64_t bytes = itemsize(dtype);
       return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row * bytes % 16 == 0 &&
