@@ -78,13 +78,13 @@ struct Call {
     p.region_count = region_count;
     p.rows = rows();
     p.status = &status;
-    const auto blocks_of_grid = static_cast<unsigned>(lists.spans * selections);
+    const auto ctas = static_cast<unsigned>(lists.spans * selections);
     // Shared memory of a CTA holds anything.
     std::memset(cuda::shared, 0xa5, sizeof(cuda::shared));
     if (lists.tile_rows <= 8) {
-      launch<uint8_t>(p, blocks_of_grid);
+      launch<uint8_t>(p, ctas);
     } else {
-      launch<uint32_t>(p, blocks_of_grid);
+      launch<uint32_t>(p, ctas);
     }
   }
 
@@ -377,8 +377,8 @@ TEST(Unions, FewTilesAreSplitAndManyAreNot) {
 }
 
 TEST(Unions, LongContextsNeedSeveralWindows) {
-  // The smallest window holds 32,768 regions with up to eight rows to a tile, 8,192 with more; what
-  // a launch of so few CTAs chooses on a large device is four times that.
+  // The smallest window holds 32,768 regions with up to eight rows to a tile, 8,192 with more; a
+  // launch of so few CTAs on a large device chooses up to four times as many.
   for (const int64_t heads : {16, 4}) {
     for (const int64_t context : {8 * 32768 + 5, 1000000}) {
       for (const int64_t multiprocessors : {0, 132}) {
