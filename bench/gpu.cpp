@@ -393,6 +393,13 @@ int main(int argc, char** argv) {
   }
   for (const DType kv : {DType::bf16, DType::f8_e4m3fn})
     add_direct("cuda-sm90a", {.rows = 16384, .kv = kv});
+  for (const int64_t context : {1 << 17, 1 << 20}) {
+    for (const double keep : {0.5, 0.0}) {
+      const Shape shape = {.rows = 256, .context = context, .keep = keep};
+      add_direct("cuda-sm90a", shape);
+      add_direct("cuda-sm80", shape);
+    }
+  }
   // Selections that have nothing in common, where a row by row kernel has the better chances.
   struct Unrelated {
     int64_t heads, dim, region_count;

@@ -50,6 +50,15 @@ struct PageLookup {
   int32_t fault;  ///< 0 or one StatusBit
 };
 
+/// Regions of a request that the table has columns for, 2^31 at most: no region id lies beyond.
+/// `regions_per_block` is positive.
+OCTOPAGE_HOST_DEVICE constexpr int64_t table_regions(const BlockTableView& table,
+                                                     const PageGeometry& geometry) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (table.max_blocks > kMost / geometry.regions_per_block) return kMost;
+  return table.max_blocks * geometry.regions_per_block;
+}
+
 /// The region that holds a position: floor(position / 8), so -1 for -8 .. -1.
 OCTOPAGE_HOST_DEVICE constexpr int64_t region_of_position(int64_t position) {
   return position >= 0 ? position / kPageTokens : ~(~position / kPageTokens);

@@ -295,17 +295,16 @@ DirectParams check_sparse_prefill(const SparsePrefillArgs& args, const Options& 
            std::all_of(strides.begin(), strides.end(), [](int64_t s) { return s % 2 == 0; });
   };
   const AttentionTensors& t = params.tensors;
-  params.problem.layout = {
-      .even_query =
-          even(t.query, itemsize(args.query.dtype), {t.stride_query_row, t.stride_query_head}),
-      .even_output =
-          even(t.output, itemsize(args.output.dtype), {t.stride_output_row, t.stride_output_head}),
-      .positive_scale = t.scale >= FLT_MIN && t.scale <= FLT_MAX / 2,
-      .selections = shared ? 1 : cache.groups,
-      .table_regions = params.table.max_blocks * cache.geometry().regions_per_block,
-      .tokens = kv_page_count(cache) * kPageTokens,
-      .stride_token = cache.stride_token,
-      .stride_group = cache.groups > 1 ? cache.stride_group : 0};
+  params.problem.layout = {.even_query = even(t.query, itemsize(args.query.dtype),
+                                              {t.stride_query_row, t.stride_query_head}),
+                           .even_output = even(t.output, itemsize(args.output.dtype),
+                                               {t.stride_output_row, t.stride_output_head}),
+                           .positive_scale = t.scale >= FLT_MIN && t.scale <= FLT_MAX / 2,
+                           .selections = shared ? 1 : cache.groups,
+                           .table_regions = table_regions(params.table, cache.geometry()),
+                           .tokens = kv_page_count(cache) * kPageTokens,
+                           .stride_token = cache.stride_token,
+                           .stride_group = cache.groups > 1 ? cache.stride_group : 0};
   return params;
 }
 

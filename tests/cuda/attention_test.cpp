@@ -176,6 +176,88 @@ TEST(Attention, LargeLogitsStayFinite) {
   }
 }
 
+/// Each (row, head) has a magnitude of its own; the scale brings scores back to where they differ.
+/// In f16's products, queries of bf16 are brought into its range.
+void queries_of_any_magnitude(DType cache) {
+  for (const auto& [dim, heads] :
+       std::vector<std::pair<int64_t, int64_t>>{{192, 4}, {192, 16}, {256, 16}}) {
+    for (const auto& [from, back] : std::vector<std::pair<int, float>>{{-120, 1e34f},
+                                                                       {-100, 1e28f},
+                                                                       {-30, 1e8f},
+                                                                       {0, 0.3f},
+                                                                       {30, 1e-9f},
+                                                                       {100, 1e-30f},
+                                                                       {120, 1e-36f}}) {
+      SyntheticSpec spec = small(heads, 2, dim, static_cast<uint64_t>(heads + from + 200));
+      spec.kv_dtype = cache;
+      Step step = make_synthetic_step(spec);
+      std::vector<uint16_t> query(static_cast<size_t>(step.query.size()));
+      for (int64_t i = 0; i < step.query.size(); ++i) {
+        const float value = load_f32(step.query.data, DType::bf16, i);
+        const int exponent = from + static_cast<int>(i / dim % 7) - 3;
+        store_f32(query.data(), DType::bf16, i, std::ldexp(value, exponent));
+      }
+      step.query.data = query.data();
+      if (cache == DType::f8_e4m3fn) {
+        step.k_scale = back;
+      } else {
+        step.scale *= back;
+      }
+      DeviceStep device(step);
+      expect_close(device.direct(), reference(step), step,
+                   "dim " + std::to_string(dim) + ", 2^" + std::to_string(from));
+    }
+  }
+}
+
+TEST(Attention, QueriesOfAnyMagnitudeOnF8) {
+  queries_of_any_magnitude(DType::f8_e4m3fn);
+}
+
+TEST(Attention, QueriesOfAnyMagnitudeOnF16) {
+  queries_of_any_magnitude(DType::f16);
+}
+
+TEST(Attention, FaintTokensCountByTheirNumber) {
+  // One token has a score of 17.5, 98,303 others 0: each is worth 2^-25.2 of it, all
+  // together 2.5e-3.
+  constexpr int64_t kRegions = 12288, kDim = 64;
+  for (const auto& [query, cache] :
+       std::vector<std::pair<DType, DType>>{{DType::bf16, DType::bf16},
+                                            {DType::bf16, DType::f8_e4m3fn},
+                                            {DType::f16, DType::f8_e4m3fn},
+                                            {DType::f16, DType::f16}}) {
+    Step step = make_synthetic_step({.rows = 1,
+                                     .requests = 1,
+                                     .context = kRegions * kPageTokens,
+                                     .groups = 1,
+                                     .heads = 64,
+                                     .dim = kDim,
+                                     .region_count = kRegions,
+                                     .block_size = 64,
+                                     .query_dtype = query,
+                                     .kv_dtype = cache,
+                                     .seed = 17});
+    std::vector<uint16_t> ones(static_cast<size_t>(step.query.size()));
+    for (int64_t i = 0; i < step.query.size(); ++i) store_f32(ones.data(), query, i, 1.0f);
+    step.query.data = ones.data();
+    std::vector<std::byte> kv(static_cast<size_t>(step.kv_cache.size() * itemsize(cache)));
+    for (int64_t i = 0; i < step.kv_cache.size(); ++i)
+      store_f32(kv.data(), cache, i, i / kDim % 2 == 0 ? 0.0f : 1.0f);
+    const int64_t token = static_cast<const int32_t*>(step.block_table.data)[0] * int64_t{64};
+    for (int64_t i = 0; i < kDim; ++i) {
+      store_f32(kv.data(), cache, token * 2 * kDim + i, i < 56 ? 0.3125f : 0.0f);
+      store_f32(kv.data(), cache, token * 2 * kDim + kDim + i, i % 2 == 0 ? 1.0f : -1.0f);
+    }
+    ASSERT_EQ(step.kv_cache.size(), step.kv_cache.shape[0] * 64 * 2 * kDim);
+    step.kv_cache.data = kv.data();
+    step.scale = step.k_scale = step.v_scale = 1.0f;
+    DeviceStep device(step);
+    expect_close(device.direct(), reference(step), step,
+                 std::string(name(query)) + " on " + name(cache));
+  }
+}
+
 TEST(Attention, NonFiniteInputsStayInTheirRow) {
   SyntheticSpec spec = small(16, 1, 192, 12);
   spec.poison = false;

@@ -701,27 +701,6 @@ TEST_F(Union, F8ScalesOfAnySignAndSize) {
   }
 }
 
-TEST_F(Union, F8QueriesOfAnyMagnitude) {
-  // Each (row, head) has a magnitude of its own; k_scale brings scores back to where they differ.
-  for (const auto& [dim, heads] :
-       std::vector<std::pair<int64_t, int64_t>>{{192, 4}, {192, 16}, {256, 16}}) {
-    for (const auto& [from, k_scale] : std::vector<std::pair<int, float>>{
-             {-100, 1e28f}, {-30, 1e8f}, {0, 0.3f}, {30, 1e-9f}, {100, 1e-30f}}) {
-      Step step = f8_step(DType::bf16, dim, heads, 41, static_cast<uint64_t>(heads + from + 200));
-      std::vector<uint16_t> query(static_cast<size_t>(step.query.size()));
-      for (int64_t i = 0; i < step.query.size(); ++i) {
-        const float value = load_f32(step.query.data, DType::bf16, i);
-        const int exponent = from + static_cast<int>(i / dim % 7) - 3;
-        store_f32(query.data(), DType::bf16, i, std::ldexp(value, exponent));
-      }
-      step.query.data = query.data();
-      step.k_scale = k_scale;
-      ASSERT_NO_FATAL_FAILURE(
-          expect_right(step, "dim " + std::to_string(dim) + ", 2^" + std::to_string(from)));
-    }
-  }
-}
-
 TEST_F(Union, F8ScoresUpToTheContractsBound) {
   // Scores about 64 times as large as usual, where one key decides and neighbours differ by little.
   for (const auto& [dim, heads] :
@@ -799,6 +778,21 @@ TEST_F(Union, RefusalsNameTheirReason) {
   args = device.args;
   args.kv_cache.dtype = DType::f16;
   EXPECT_TRUE(has(reason(args), "kv_cache")) << "another type of 16 bits";
+  // Regions that no 64 bits count: one column, over and over.
+  const Step large_blocks = make_synthetic_step({.rows = 20,
+                                                 .requests = 1,
+                                                 .context = 500,
+                                                 .groups = 1,
+                                                 .heads = 16,
+                                                 .dim = 192,
+                                                 .region_count = 16,
+                                                 .block_size = 8192,
+                                                 .seed = 1});
+  DeviceStep wide(large_blocks);
+  wide.args.block_table.shape[1] = int64_t{1} << 54;
+  wide.args.block_table.strides[1] = 0;
+  EXPECT_TRUE(has(reason(wide.args), "block_table"));
+  expect_close(wide.direct(), reference(large_blocks), large_blocks, "served row by row");
 }
 
 }  // namespace

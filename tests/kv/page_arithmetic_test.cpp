@@ -40,6 +40,24 @@ TEST(PageArithmetic, SelectionCounts) {
   EXPECT_EQ(selection_count(1000, 0), 0);
 }
 
+TEST(PageArithmetic, RegionsOfATable) {
+  const struct {
+    int64_t columns, per_block, regions;
+  } cases[] = {{0, 8, 0},
+               {1, 1, 1},
+               {100, 8, 800},
+               {int64_t{1} << 28, 8, int64_t{1} << 31},
+               {(int64_t{1} << 28) + 1, 8, int64_t{1} << 31},
+               {(int64_t{1} << 31) / 3 + 1, 3, int64_t{1} << 31},
+               {int64_t{1} << 55, int64_t{1} << 10, int64_t{1} << 31},  // 2^65
+               {INT64_MAX, INT32_MAX, int64_t{1} << 31}};
+  for (const auto& c : cases) {
+    const BlockTableView table = {nullptr, 1, c.columns, 0, 0};
+    const PageGeometry geometry = {1, c.per_block, c.per_block};
+    EXPECT_EQ(table_regions(table, geometry), c.regions) << c.columns << " x " << c.per_block;
+  }
+}
+
 TEST(PageArithmetic, AgreesWithTheContractsFormula) {
   EXPECT_TRUE(rc::check("page of a region", [] {
     const int64_t requests = *rc::gen::inRange<int64_t>(1, 4),

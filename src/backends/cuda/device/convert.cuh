@@ -36,14 +36,23 @@ __device__ __forceinline__ float2 unpack(__half, uint32_t pair) {
   return __half22float2(bits_as<__half2>(pair));
 }
 
-/// Two e4m3 codes as a packed pair; exact, and NaN stays NaN.
-__device__ __forceinline__ uint32_t pair_from_f8(__half, uint16_t codes) {
+/// A power of two that brings numbers into f16's range, and its inverse.
+struct IntoF16 {
+  float factor, back;
+
+  /// `exponent`: of the largest magnitude, which becomes less than 2^15. Where that is 2^-112 and
+  /// more, numbers below 2^-29 of it lose digits.
+  __device__ __forceinline__ explicit IntoF16(int exponent) {
+    const int up = min(max(14 - exponent, -113), 126);  // either power is a normal f32
+    factor = __uint_as_float(static_cast<uint32_t>(127 + up) << 23);
+    back = __uint_as_float(static_cast<uint32_t>(127 - up) << 23);
+  }
+};
+
+/// Two e4m3 codes as a packed pair of f16; exact, and NaN stays NaN.
+__device__ __forceinline__ uint32_t pair_from_f8(uint16_t codes) {
   const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3);
   return uint32_t{pair.x} | uint32_t{pair.y} << 16;
-}
-__device__ __forceinline__ uint32_t pair_from_f8(__nv_bfloat16, uint16_t codes) {
-  const float2 pair = unpack(__half(), pair_from_f8(__half(), codes));
-  return pack(__nv_bfloat16(), pair.x, pair.y);
 }
 
 }  // namespace octopage::device

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/device/ptx/copy.cuh"
+#include "backends/cuda/device/ptx/math.cuh"
 #include "backends/cuda/device/ptx/mma.cuh"
 #include "backends/cuda/paged/params.hpp"
 #include "backends/cuda/paged/traits.cuh"
@@ -129,17 +130,40 @@ template <typename Traits>
 __device__ __forceinline__ void load_eight(const char* shared, uint32_t (&pairs)[4]) {
   if constexpr (Traits::kCacheIsF8) {
     const uint2 codes = *reinterpret_cast<const uint2*>(shared);
-    const typename Traits::Compute tag = {};
-    pairs[0] = device::pair_from_f8(tag, static_cast<uint16_t>(codes.x));
-    pairs[1] = device::pair_from_f8(tag, static_cast<uint16_t>(codes.x >> 16));
-    pairs[2] = device::pair_from_f8(tag, static_cast<uint16_t>(codes.y));
-    pairs[3] = device::pair_from_f8(tag, static_cast<uint16_t>(codes.y >> 16));
+    pairs[0] = device::pair_from_f8(static_cast<uint16_t>(codes.x));
+    pairs[1] = device::pair_from_f8(static_cast<uint16_t>(codes.x >> 16));
+    pairs[2] = device::pair_from_f8(static_cast<uint16_t>(codes.y));
+    pairs[3] = device::pair_from_f8(static_cast<uint16_t>(codes.y >> 16));
   } else {
     const uint4 words = *reinterpret_cast<const uint4*>(shared);
     pairs[0] = words.x;
     pairs[1] = words.y;
     pairs[2] = words.z;
     pairs[3] = words.w;
+  }
+}
+
+/// Element i of two tokens as the pair i, of eight neighbouring elements.
+template <typename Traits>
+__device__ __forceinline__ void pair_tokens(const char* first, const char* second,
+                                            uint32_t (&pairs)[8]) {
+  if constexpr (Traits::kCacheIsF8) {
+    const uint2 a = *reinterpret_cast<const uint2*>(first);
+    const uint2 b = *reinterpret_cast<const uint2*>(second);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // two elements of either at a time
+      const uint32_t codes =
+          __byte_perm(i < 2 ? a.x : a.y, i < 2 ? b.x : b.y, i % 2 == 0 ? 0x5140 : 0x7362);
+      pairs[2 * i] = device::pair_from_f8(static_cast<uint16_t>(codes));
+      pairs[2 * i + 1] = device::pair_from_f8(static_cast<uint16_t>(codes >> 16));
+    }
+  } else {
+    uint32_t a[4], b[4];
+    load_eight<Traits>(first, a);
+    load_eight<Traits>(second, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      pairs[i] = __byte_perm(a[i / 2], b[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
   }
 }
 
@@ -215,13 +239,9 @@ struct QueryFragments {
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        // The power of two below `largest`, so that |Q| < 2; zeros, infinities and subnormals as
-        // they are.
-        const uint32_t exponent = __float_as_uint(largest) & 0x7f800000u;
-        if (exponent >= 0x00800000u && exponent < 0x7f000000u) {
-          scale = __uint_as_float(0x7f000000u - exponent);
-          unscale[half] = __uint_as_float(exponent);
-        }
+        const device::IntoF16 range(static_cast<int>(__float_as_uint(largest) >> 23) - 127);
+        scale = range.factor;
+        unscale[half] = range.back;
       }
 #pragma unroll
       for (int i = 0; i < Traits::kDim / 32; ++i) {
@@ -314,9 +334,9 @@ __device__ __forceinline__ void stage_scores(const char* stage, const QueryFragm
 
 /// Online softmax of one stage: scores become probabilities, packed as the A fragment of P V.
 template <typename Traits>
-__device__ __forceinline__ void stage_softmax(const Entry (&entries)[2],
-                                              const float (&scale_log2)[2], int lane,
-                                              float (&scores)[2][4], WarpState<Traits>& state,
+__device__ __forceinline__ void stage_softmax(const int (&tokens)[2], const float (&scale_log2)[2],
+                                              int lane, float (&scores)[2][4],
+                                              WarpState<Traits>& state,
                                               uint32_t (&probabilities)[4]) {
   const typename Traits::Compute tag = {};
   const int c = lane % 4;
@@ -325,7 +345,7 @@ __device__ __forceinline__ void stage_softmax(const Entry (&entries)[2],
   for (int j = 0; j < 2; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool visible = Traits::token_of(2 * c + e % 2) < entries[j].tokens;
+      const bool visible = Traits::token_of(2 * c + e % 2) < tokens[j];
       scores[j][e] = visible ? scores[j][e] * scale_log2[e / 2] : -INFINITY;
       largest[e / 2] = fmaxf(largest[e / 2], scores[j][e]);
     }
@@ -354,12 +374,12 @@ __device__ __forceinline__ void stage_softmax(const Entry (&entries)[2],
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Rows that have seen nothing yet subtract 0: exp2(-inf - 0) = 0, never NaN.
-    const float shift = largest[half] == -INFINITY ? 0.0f : largest[half];
+    // Rows that have seen nothing yet subtract a number: exp2(-inf - 0) = 0, never NaN.
+    const float shift = largest[half] == -INFINITY ? 0.0f : largest[half] - Traits::kHeadroom;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float low = exp2f(scores[j][2 * half] - shift),
-                  high = exp2f(scores[j][2 * half + 1] - shift);
+      const float low = ptx::exp2_approx(scores[j][2 * half] - shift),
+                  high = ptx::exp2_approx(scores[j][2 * half + 1] - shift);
       const uint32_t pair = device::pack(tag, low, high);
       const float2 rounded = device::unpack(tag, pair);
       state.normaliser[half] += rounded.x + rounded.y;  // as they enter the product
@@ -384,21 +404,15 @@ __device__ __forceinline__ void stage_values(const char* stage, const uint32_t (
   }
 #pragma unroll
   for (int j = 0; j < Traits::kDim / 64; ++j) {
-    uint32_t v[4][4];  // columns 2c, 2c+1 of either page
+    uint32_t b[2][8];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      load_eight<Traits>(
-          values[t % 2] + t / 2 * 8 * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes,
-          v[t]);
+    for (int page = 0; page < 2; ++page) {
+      const int at = page * 8 * Traits::kValueRowBytes + j * 64 * Traits::kElementBytes;
+      pair_tokens<Traits>(values[0] + at, values[1] + at, b[page]);
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      // Element i of two neighbouring tokens makes the pair of n tile i.
-      const uint32_t selector = i % 2 == 0 ? 0x5410 : 0x7632;
-      const uint32_t b0 = __byte_perm(v[0][i / 2], v[1][i / 2], selector);
-      const uint32_t b1 = __byte_perm(v[2][i / 2], v[3][i / 2], selector);
-      ptx::mma_m16n8k16(tag, state.sums[8 * j + i], probabilities, b0, b1);
-    }
+    for (int i = 0; i < 8; ++i)
+      ptx::mma_m16n8k16(tag, state.sums[8 * j + i], probabilities, b[0][i], b[1][i]);
   }
 }
 
@@ -486,7 +500,7 @@ __device__ __forceinline__ void merge_and_store(const PagedAttentionParams& p, c
       p.lse[row * p.stride_lse_row + (first_head + head) * p.stride_lse_head] =
           empty           ? -INFINITY
           : total == 0.0f ? NAN
-                          : (top + log2f(total)) * kLn2;
+                          : (top - Traits::kHeadroom + log2f(total)) * kLn2;
     }
   }
 }
@@ -506,7 +520,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
 
   const RowSelection selection = select_row(p.source, row, group);
   const char* cache = p.cache + group * p.stride_group_bytes;
-  char* ring = shared + Traits::kQueryFragmentBytes + warp * kStages * Traits::kStageBytes;
+  char* ring = shared + Traits::kQueryFragmentBytes + warp * Traits::kStages * Traits::kStageBytes;
   const auto ring_address = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
 
   // Lane l looks up entry l % 2 of pair (batch * 16 + l / 2) of this warp, one batch ahead.
@@ -548,38 +562,42 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   state.seen = false;
 
   const CopyLane<Traits> copy_lane(p, lane);
-  Entry current[2], coming[2];
-  if (steps > 0) {
-    entries_of(0, batch, current);
-    copy_stage<Traits>(p, cache, ring_address, current, copy_lane);
-  }
-  ptx::cp_async_commit();
-  for (int64_t step = 0; step < steps; ++step) {
-    // Copy the stage after this one, then wait for this one.
-    if (step + 1 < steps) {
-      if ((step + 1) % 16 == 0) {
+  // Tokens of the pages that are under way, those of stage `step` in the byte step % kStages: four
+  // bits to a page.
+  uint32_t tokens_of_stages = 0;
+  const auto copy = [&](int64_t step) {
+    if (step < steps) {
+      if (step % 16 == 0 && step > 0) {
         batch = next_batch;
-        next_batch = look_up((step + 1) / 16 + 1);
+        next_batch = look_up(step / 16 + 1);
       }
-      entries_of(step + 1, batch, coming);
-      copy_stage<Traits>(
-          p, cache,
-          ring_address + static_cast<uint32_t>((step + 1) % kStages) * Traits::kStageBytes, coming,
-          copy_lane);
+      const auto place = static_cast<uint32_t>(step % Traits::kStages);
+      Entry coming[2];
+      entries_of(step, batch, coming);
+      const auto tokens = static_cast<uint32_t>(coming[0].tokens | coming[1].tokens << 4);
+      tokens_of_stages = (tokens_of_stages & ~(0xffu << 8 * place)) | tokens << 8 * place;
+      copy_stage<Traits>(p, cache, ring_address + place * Traits::kStageBytes, coming, copy_lane);
     }
     ptx::cp_async_commit();
-    ptx::cp_async_wait<kStages - 1>();
+  };
+#pragma unroll
+  for (int step = 0; step < Traits::kStages - 1; ++step) copy(step);
+  for (int64_t step = 0; step < steps; ++step) {
+    // All stages but this one are under way while it is computed.
+    copy(step + Traits::kStages - 1);
+    ptx::cp_async_wait<Traits::kStages - 1>();
     __syncwarp();
-    const char* stage = ring + (step % kStages) * Traits::kStageBytes;
+    const auto place = static_cast<uint32_t>(step % Traits::kStages);
+    const char* stage = ring + place * Traits::kStageBytes;
+    const uint32_t both = tokens_of_stages >> 8 * place;
+    const int tokens[2] = {static_cast<int>(both & 15u), static_cast<int>(both >> 4 & 15u)};
     float scores[2][4];
     uint32_t probabilities[4];
-    state.seen |= current[0].tokens > 0 || current[1].tokens > 0;
+    state.seen |= tokens[0] > 0 || tokens[1] > 0;
     stage_scores<Traits>(stage, query, shared_query, lane, scores);
-    stage_softmax<Traits>(current, scale_log2, lane, scores, state, probabilities);
+    stage_softmax<Traits>(tokens, scale_log2, lane, scores, state, probabilities);
     stage_values<Traits>(stage, probabilities, lane, state);
     __syncwarp();  // the stage may be overwritten
-    current[0] = coming[0];
-    current[1] = coming[1];
   }
   ptx::cp_async_wait<0>();
   if (faults != 0 && p.status != nullptr) atomicOr(p.status, faults);

@@ -35,7 +35,6 @@
 namespace octopage::cuda {
 
 inline constexpr int kMaxWarps = 4;
-inline constexpr int kStages = 2;
 inline constexpr int kStepTokens = 16;
 inline constexpr int kHeadsOfTile = 16;
 
@@ -45,9 +44,10 @@ struct PagedTraits {
   using Query = QueryType;
   using Cache = CacheType;
   static constexpr bool kCacheIsF8 = std::is_same_v<Cache, __nv_fp8_e4m3>;
-  /// Both products run in this type: the cache's, or the query's where f8 fits into either exactly.
-  using Compute = std::conditional_t<kCacheIsF8, Query, Cache>;
-  /// bf16 queries on an f16 cache: scaled by a power of two per row and head into f16's range.
+  /// Both products run in this type: the cache's, or f16, in which every f8 code is exact and which
+  /// is one instruction away from a pair of them.
+  using Compute = std::conditional_t<kCacheIsF8, __half, Cache>;
+  /// bf16 queries in f16 products: scaled by a power of two per row and head into f16's range.
   static constexpr bool kScaledQuery =
       std::is_same_v<Query, __nv_bfloat16> && std::is_same_v<Compute, __half>;
   /// f16 queries on a bf16 cache: split into two bf16 parts, which hold all 11 bits.
@@ -56,7 +56,16 @@ struct PagedTraits {
   /// Q stays in registers where it leaves room for O.
   static constexpr bool kQueryInShared = (kQueryParts == 2 && kDim > 64) || kDim == 256;
 
+  /// Probabilities are relative to 2^-kHeadroom of the largest so far. In f16, where nothing below
+  /// 2^-25 is left, it keeps those that only their number makes count.
+  static constexpr int kHeadroom = std::is_same_v<Compute, __half> ? 14 : 0;
+
   static constexpr int kElementBytes = sizeof(Cache);
+#ifdef F8ST
+  static constexpr int kStages = kCacheIsF8 ? F8ST : 2;
+#else
+  static constexpr int kStages = 4 / kElementBytes;
+#endif
   static constexpr int kTokenBytes = kDim * kElementBytes;  // of K, and of V
   static constexpr int kKeyRowBytes = kTokenBytes + 32 * kElementBytes;
   static constexpr int kValueRowBytes = kTokenBytes + 32;

@@ -265,7 +265,7 @@ __device__ void load_eight_f8(const char* from, float scale, float (&values)[8])
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 pair =
-        device::unpack(__half(), device::pair_from_f8(__half(), static_cast<uint16_t>(codes[i])));
+        device::unpack(__half(), device::pair_from_f8(static_cast<uint16_t>(codes[i])));
     values[2 * i] = pair.x * scale;
     values[2 * i + 1] = pair.y * scale;
   }

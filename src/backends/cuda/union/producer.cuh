@@ -172,8 +172,7 @@ struct Converter {
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
         const auto pair = [&](int i) {
-          return device::pair_from_f8(__half(),
-                                      static_cast<uint16_t>(codes[k][i / 2] >> (i % 2 * 16)));
+          return device::pair_from_f8(static_cast<uint16_t>(codes[k][i / 2] >> (i % 2 * 16)));
         };
         const uint32_t at = slot + ((to ^ ((first + k) % 2 * 288)) + unit(first + k).to);
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pair(0)),

@@ -24,8 +24,7 @@ __device__ __forceinline__ const uint32_t* query_of_lane(const UnionAttentionPar
                                            row * p.stride_query_row + head * p.stride_query_head);
 }
 
-/// Brings matrix rows into f16's range: a power of two, of which their largest finite element
-/// becomes less than 2^15. Elements below 2^-31 of it lose digits.
+/// Brings matrix rows into f16's range, as IntoF16 does their largest finite element.
 struct QueryScale {
   float factor;
 
@@ -35,9 +34,9 @@ struct QueryScale {
     // Exponents of bf16 are biased by 127, those of f16 by 15.
     const int exponent =
         is_f16 ? static_cast<int>(largest >> 10) - 15 : static_cast<int>(largest >> 7) - 127;
-    const int up = min(max(14 - exponent, -113), 100);
-    factor = __uint_as_float(static_cast<uint32_t>(127 + up) << 23);
-    scale *= __uint_as_float(static_cast<uint32_t>(127 - up) << 23);
+    const device::IntoF16 range(exponent);
+    factor = range.factor;
+    scale *= range.back;
     if (scale < 0.0f) {
       factor = -factor;
       scale = -scale;

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/device/convert.cuh"
 #include "backends/cuda/device/ptx/bulk.cuh"
+#include "backends/cuda/device/ptx/math.cuh"
 #include "backends/cuda/device/ptx/wgmma.cuh"
 #include "backends/cuda/union/tiles.cuh"
 #include "backends/cuda/union/traits.cuh"
@@ -17,8 +18,8 @@ namespace octopage::cuda {
 
 /// Running state of the softmax of the lane's two rows, scores in units of log2.
 struct SoftmaxState {
-  /// Maximum that the probabilities so far are relative to; may be stale. The four lanes of a row
-  /// agree on it.
+  /// What the probabilities so far are relative to: a maximum, which may be stale, less the
+  /// headroom. The four lanes of a row agree on it.
   float largest[2];
   float normaliser[2];  ///< of the lane's own columns, until the tile's last step
 };
@@ -45,7 +46,8 @@ __device__ __forceinline__ bool selected(const uint32_t (&words)[Traits::kRows],
   return (mask_of_step(words[h % Traits::kRows]) >> j & 1) != 0;
 }
 
-/// Maximum over the pages of a batch that row h selected, of all four lanes; -inf without one.
+/// Maximum over the pages of a batch that row h selected, of all four lanes, less the headroom;
+/// -inf without one.
 template <typename Traits>
 __device__ __forceinline__ float largest_selected(const float (&scores)[32],
                                                   const uint32_t (&words)[Traits::kRows],
@@ -60,7 +62,7 @@ __device__ __forceinline__ float largest_selected(const float (&scores)[32],
     }
   }
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-  return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)) - Traits::kHeadroom;
 }
 
 /// What is added to scores whose maximum this is.

@@ -92,9 +92,12 @@ struct UnionTraits {
   /// Whether a filler prefetches the next tile's lists. The compiler spills for it at head dim 256.
   static constexpr bool kPrefetchesLists = kDim < 256 || kF8;
 
-  /// Exponentials against a stale maximum may sum up to this in a lane; beyond, the batch is looked
-  /// at again. They are stored in Element, and multiply V.
-  static constexpr float kLargestSum = 1024.0f;
+  /// Probabilities are relative to 2^-kHeadroom of the maximum. In f16, where nothing below 2^-25
+  /// is left, it keeps those that only their number makes count.
+  static constexpr float kHeadroom = std::is_same_v<Element, __half> ? 8.0f : 0.0f;
+  /// Against a stale maximum they may sum up to this in a lane; beyond, the batch is looked at
+  /// again. What f16 holds sums up to less: there, only what overflows is.
+  static constexpr float kLargestSum = std::is_same_v<Element, __half> ? 1048576.0f : 1024.0f;
 };
 
 /// Addresses in shared memory, in this order:

@@ -279,9 +279,8 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
   const auto lists_at = static_cast<uint32_t>(blockIdx.x * p.lists.capacity);
   const int32_t* regions = p.regions + first_row * p.stride_regions_row +
                            selection * p.stride_regions_selection + lane * p.stride_regions_entry;
-  // Regions whose column the table has.
-  const auto table_regions = static_cast<uint32_t>(
-      min(p.table.max_blocks * p.geometry.regions_per_block, int64_t{INT32_MAX}));
+  // Behind the regions whose column the table has.
+  const auto columns_end = static_cast<uint32_t>(table_regions(p.table, p.geometry));
   int32_t faults = 0;
 
   // What comes from far is asked for first, as it lies there; what waits for none of it is done
@@ -304,7 +303,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
                  static_cast<int32_t>(p.region_count) - lane);
   }
   uint32_t cleared = Marks<Mark>::kSmallestWindow;  // regions
-  marks.clear(0, min(table_regions, cleared));
+  marks.clear(0, min(columns_end, cleared));
   if (warp == 0) {
     int64_t count = 0;
     if (lane < span_rows) {
@@ -344,7 +343,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
     const uint32_t later = begin + 1 < 32 ? starts >> (begin + 1) : 0u;
     const int end = later != 0 ? begin + __ffs(static_cast<int>(later)) : span_rows;
     const TileRows of_tile(rows, begin, end);
-    const uint32_t used_regions = min(of_tile.regions, table_regions);
+    const uint32_t used_regions = min(of_tile.regions, columns_end);
     const bool one_window = used_regions <= p.window;
 
     ClassCounts given = {};
@@ -359,7 +358,7 @@ __global__ void __launch_bounds__(kUnionThreads, Entry<Mark>::kCtasOfMultiproces
       for (int r = begin + warp; r < end; r += kWarps) {
         const int32_t count = rows.count[r];
         const uint32_t limit = rows.limit[r];
-        const uint32_t valid = min(limit + 1, table_regions);
+        const uint32_t valid = min(limit + 1, columns_end);
         const uint32_t here = window < valid ? min(valid - window, p.window) : 0;
         const int row = r - begin;
         const int place = row < half_rows ? row : kHalfPlaces + row - half_rows;
@@ -656,10 +655,10 @@ uint32_t window_of(const UnionsParams& params, int64_t ctas, int64_t multiproces
         multiprocessors;
     return (ctas + side_by_side - 1) / side_by_side;
   };
-  const int64_t table_regions = params.table.max_blocks * params.geometry.regions_per_block;
+  const int64_t regions = table_regions(params.table, params.geometry);
   uint32_t window = Marks<Mark>::kSmallestWindow;
   const int64_t fewest = waves(window);
-  while (window < table_regions && bytes(2 * window) <= kMostDynamicBytes &&
+  while (window < regions && bytes(2 * window) <= kMostDynamicBytes &&
          waves(2 * window) <= fewest) {
     window *= 2;
   }
